@@ -1,0 +1,118 @@
+"""The attention bay: a backend mixes tokens across time over a paged KV cache.
+
+There is one backend instance a plan group and phase. Each step the core calls `plan` once, outside any graph, then
+`attend` once a layer. The core writes K and V into the cache before `attend`; a backend only reads it.
+
+Shapes: ``T`` tokens of the phase, ``H`` query heads, ``K`` KV heads, ``D`` head size. A cache tensor is seen as
+``[blocks, 2, block, K, D]`` (`records.CANONICAL_AXES`) whatever its order in memory; index 0 of the second axis holds keys,
+1 values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from enginebay.interfaces.batch import Bucket, PhaseBatch
+from enginebay.plugins.records import KVLayout, Phase
+from enginebay.plugins.requirements import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionContext:
+    """What a backend's factory is given."""
+
+    spec: AttentionSpec
+    #: the cache group whose block table the layers use: ``batch.groups[group]``
+    group: int
+    phase: Phase
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    #: tokens a cache block
+    block_size: int
+    layout: KVLayout
+    #: most rows, tokens a step, and tokens a row that will ever be seen
+    max_num_rows: int
+    max_num_tokens: int
+    max_model_len: int
+    options: BaseModel
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        """Columns of a block table."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer's frozen facts, passed to `attend`."""
+
+    index: int
+    spec: AttentionSpec
+
+
+class PlanState:
+    """What `plan` leaves for `attend`; one a bucket. A backend subclasses it to hold its buffers."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+
+
+class AttentionBackend(ABC):
+    """One plan group's attention in one phase."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self.context = context
+
+    def make_state(self, bucket: Bucket) -> PlanState:
+        """Buffers for steps up to `bucket`; a captured bucket's must keep their addresses."""
+        return PlanState(bucket)
+
+    def workspace_bytes(self, bucket: Bucket) -> int:
+        """Device memory in bytes that plan and attend take beyond their arguments at `bucket`; counted before the KV pool."""
+        return 0
+
+    def plan(self, batch: PhaseBatch, state: PlanState) -> None:  # noqa: B027 - an empty plan is a valid one
+        """Prepare a step. Called eagerly once a step and plan group, before the model runs or a graph replays."""
+
+    @abstractmethod
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        cache: Tensor,
+        batch: PhaseBatch,
+        state: PlanState,
+        out: Tensor,
+        lse: Tensor | None = None,
+    ) -> None:
+        """Causal attention of the phase's tokens over their rows' cached tokens, this step's included.
+
+        Parameters
+        ----------
+        layer
+            The layer's facts.
+        query
+            ``[T, H, D]``, in the context's dtype.
+        cache
+            ``[blocks, 2, block, K, D]``, in the context's kv_dtype, strides as the layout says.
+        batch, state
+            What `plan` saw.
+        out
+            ``[T, H, D]``, written in full.
+        lse
+            Optional float32 ``[T, H]``, receives the natural-log sum of exponentials.
+
+        In a captured bucket it must allocate nothing that outlives the call outside the graph's pool, read no host integer
+        but bucket constants, and never synchronise.
+        """
+
+
+#: A factory as it stands in a record; typed loosely there to stay torch-free.
+AttentionFactory = Any

@@ -1,0 +1,1 @@
+"""Loading: where weights come from (sources), and how a model's parameters are filled from them, strictly."""

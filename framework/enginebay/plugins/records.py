@@ -1,0 +1,253 @@
+"""Records: what each plugin says of itself, frozen and torch-free, one type a kind.
+
+One record serves the resolver, ``enginebay plugins``, the support matrix and the conformance suite: a capability is
+written once, and a false claim fails the suite. A record's factory is a function with the heavy import inside.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from enginebay.plugins.requirements import AttentionSpec, Reason, Requirements, Support
+
+Kind = Literal["attention", "executor", "model", "quant", "scheduler"]
+KINDS: tuple[Kind, ...] = ("attention", "executor", "model", "quant", "scheduler")
+
+#: The contract's version per kind. 0 until the first release; a record of another version is refused.
+API_VERSION: dict[Kind, int] = {"attention": 0, "executor": 0, "model": 0, "quant": 0, "scheduler": 0}
+
+
+class NoOptions(BaseModel):
+    """The options of a plugin that has none: every key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every kind of record has."""
+
+    kind: ClassVar[Kind]
+
+    #: the word written in YAML; equals the entry point's name
+    name: str
+    #: one line for people
+    summary: str
+    #: builds the part; its argument is the kind's context object. The heavy import belongs inside.
+    factory: Callable[[Any], Any]
+    #: the version of the kind's contract that the plugin was written for
+    api_version: int
+    #: importable modules that the part needs, e.g. ``("flashinfer",)``
+    requires: tuple[str, ...] = ()
+    #: what to install when a module in `requires` is missing
+    install: str = ""
+    #: device types that the part runs on
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    #: pydantic model of the plugin's own options, the ``options:`` of its bay in YAML
+    options: type[BaseModel] = NoOptions
+    #: among supporting candidates ``auto`` takes the highest; two equal ones are a conflict to be settled in YAML
+    priority: int = 0
+    #: further reasons against a run that the fields cannot say
+    check: Callable[[Requirements], list[Reason]] | None = None
+
+    def supports(self, req: Requirements) -> Support:
+        """Answer whether this part can serve `req`, with every reason against it."""
+        reasons: list[Reason] = []
+        missing = [m for m in self.requires if not _importable(m)]
+        if missing:
+            reasons.append(
+                Reason(
+                    code="missing_module",
+                    wanted=", ".join(missing),
+                    allowed="installed modules",
+                    hint=f"pip install {self.install or ' '.join(missing)}",
+                )
+            )
+        if req.hardware.device not in self.devices:
+            reasons.append(Reason(code="device", wanted=req.hardware.device, allowed=", ".join(self.devices)))
+        reasons.extend(self._capability_reasons(req))
+        if self.check is not None:
+            reasons.extend(self.check(req))
+        return Support.of(reasons)
+
+    def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        """Reasons from the kind's own capability fields."""
+        return []
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+#: The logical order in which every part sees a KV cache tensor, whatever its memory order.
+CANONICAL_AXES = ("blocks", "kv", "block", "kv_heads", "head_dim")
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """A KV cache's order in memory: `axes` lists `CANONICAL_AXES` from slowest to fastest.
+
+    The core allocates a contiguous tensor in this order and hands out a view permuted to the canonical order, so that
+    layouts differ in strides only. ``NHD`` keeps a token's heads together, ``HND`` a head's tokens.
+    """
+
+    name: str
+    axes: tuple[str, str, str, str, str]
+
+
+NHD = KVLayout("NHD", CANONICAL_AXES)
+HND = KVLayout("HND", ("blocks", "kv", "kv_heads", "block", "head_dim"))
+
+GraphSupport = Literal["never", "single_token_decode", "uniform", "always"]
+HostLens = Literal["none", "upper_bound", "exact"]
+Phase = Literal["decode", "prefill"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRecord(Record):
+    """An attention backend's capabilities. Everything undeclared is refused by the resolver."""
+
+    kind: ClassVar[Kind] = "attention"
+
+    phases: tuple[Phase, ...] = ("decode", "prefill")
+    dtypes: tuple[str, ...]
+    kv_dtypes: tuple[str, ...]
+    #: supported head sizes; None: any
+    head_dims: tuple[int, ...] | None = None
+    #: KV layouts by preference
+    layouts: tuple[KVLayout, ...] = (NHD,)
+    #: the kernel's block: a cache block must be a multiple of one of these
+    kernel_blocks: tuple[int, ...] = (16,)
+    window: bool = False
+    soft_cap: bool = False
+    sinks: bool = False
+    #: what of the sequence lengths `plan` reads on the host
+    host_lens: HostLens = "none"
+    graph_support: GraphSupport = "never"
+    #: least CUDA compute capability; None: any
+    min_capability: tuple[int, int] | None = None
+
+    def kv_layouts(self, spec: AttentionSpec) -> tuple[KVLayout, ...]:
+        """Layouts that the backend takes for `spec`, most wanted first."""
+        return self.layouts
+
+    def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        out: list[Reason] = []
+
+        def deny(code: str, wanted: object, allowed: object, hint: str = "") -> None:
+            out.append(Reason(code=code, wanted=str(wanted), allowed=str(allowed), hint=hint))
+
+        for phase in req.phases:
+            if phase not in self.phases:
+                deny("phase", phase, ", ".join(self.phases), f"name another backend for attention.backend.{phase}")
+        if req.dtype not in self.dtypes:
+            deny("dtype", req.dtype, ", ".join(self.dtypes))
+        if req.kv_dtype not in self.kv_dtypes:
+            deny("kv_dtype", req.kv_dtype, ", ".join(self.kv_dtypes), "set cache.dtype")
+        if req.block_size is not None and all(req.block_size % k for k in self.kernel_blocks):
+            deny("block_size", req.block_size, f"multiples of {', '.join(map(str, self.kernel_blocks))}")
+        cap = req.hardware.capability
+        if self.min_capability is not None and cap is not None and cap < self.min_capability:
+            deny("capability", f"sm_{cap[0]}{cap[1]}", f">= sm_{self.min_capability[0]}{self.min_capability[1]}")
+        if req.graphs and self.graph_support == "never" and "decode" in req.phases:
+            deny("graphs", "captured decode steps", "eager steps", "set graphs.decode_sizes: []")
+        for spec in req.attention:
+            if self.head_dims is not None and spec.head_dim not in self.head_dims:
+                deny("head_dim", spec.head_dim, ", ".join(map(str, self.head_dims)))
+            if spec.window is not None and not self.window:
+                deny("window", f"sliding window {spec.window}", "full attention")
+            if spec.soft_cap is not None and not self.soft_cap:
+                deny("soft_cap", f"logit soft cap {spec.soft_cap}", "no soft cap")
+            if spec.sinks and not self.sinks:
+                deny("sinks", "attention sinks", "no sinks")
+        return list(dict.fromkeys(out))
+
+
+# --- the other kinds -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorRecord(Record):
+    """A process layout."""
+
+    kind: ClassVar[Kind] = "executor"
+
+    #: largest number of ranks (tensor x pipeline); None: any
+    max_world_size: int | None = None
+    #: steps that may be in flight at once; 1 switches asynchronous scheduling off, and the report says so
+    max_concurrent_batches: int = 2
+
+    def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        world = req.tensor_parallel * req.pipeline_parallel
+        if self.max_world_size is not None and world > self.max_world_size:
+            return [
+                Reason(
+                    code="world_size",
+                    wanted=f"tensor {req.tensor_parallel} x pipeline {req.pipeline_parallel}",
+                    allowed=f"at most {self.max_world_size} rank(s)",
+                    hint="set parallel.tensor and parallel.pipeline to 1",
+                )
+            ]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerRecord(Record):
+    """A scheduling policy, or a whole scheduler (`depth`)."""
+
+    kind: ClassVar[Kind] = "scheduler"
+
+    #: ``"policy"``: the factory returns a `SchedulingPolicy`; ``"scheduler"``: a `Scheduler`
+    depth: Literal["policy", "scheduler"] = "policy"
+    #: False switches asynchronous scheduling off for the run, and the report says so
+    async_scheduling: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantRecord(Record):
+    """A quantization method."""
+
+    kind: ClassVar[Kind] = "quant"
+
+    #: values of ``quantization_config.quant_method`` (or ``"gguf"``) that this plugin loads
+    checkpoint_methods: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+    def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        out = []
+        if req.quant_method not in self.checkpoint_methods:
+            out.append(
+                Reason(
+                    code="quant_method",
+                    wanted=str(req.quant_method),
+                    allowed=", ".join(self.checkpoint_methods) or "none",
+                )
+            )
+        if req.dtype not in self.dtypes:
+            out.append(Reason(code="dtype", wanted=req.dtype, allowed=", ".join(self.dtypes)))
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord(Record):
+    """A model family; `name` is the architecture as Hugging Face names it."""
+
+    kind: ClassVar[Kind] = "model"
+
+    #: largest tensor-parallel size; None: any that divides its heads
+    max_tensor_parallel: int | None = None
+
+    def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        if req.architecture != self.name:
+            return [Reason(code="architecture", wanted=req.architecture, allowed=self.name)]
+        return []
