@@ -58,7 +58,7 @@ class Record:
     def supports(self, req: Requirements) -> Support:
         """Answer whether this part can serve `req`, with every reason against it."""
         reasons: list[Reason] = []
-        missing = [m for m in self.requires if not _importable(m)]
+        missing = [m for m in self.requires if not importable(m)]
         if missing:
             reasons.append(
                 Reason(
@@ -80,7 +80,8 @@ class Record:
         return []
 
 
-def _importable(module: str) -> bool:
+def importable(module: str) -> bool:
+    """Whether a module is installed; a top-level one is not imported to find out."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -229,7 +230,7 @@ class QuantRecord(Record):
             out.append(
                 Reason(
                     code="quant_method",
-                    wanted=str(req.quant_method),
+                    wanted=req.quant_method or "plain weights",
                     allowed=", ".join(self.checkpoint_methods) or "none",
                 )
             )
@@ -251,3 +252,13 @@ class ModelRecord(Record):
         if req.architecture != self.name:
             return [Reason(code="architecture", wanted=req.architecture, allowed=self.name)]
         return []
+
+
+#: the record type of each kind
+RECORD_TYPES: dict[Kind, type[Record]] = {
+    "attention": AttentionRecord,
+    "executor": ExecutorRecord,
+    "model": ModelRecord,
+    "quant": QuantRecord,
+    "scheduler": SchedulerRecord,
+}

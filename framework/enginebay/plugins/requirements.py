@@ -87,13 +87,15 @@ class Reason:
     """Why a candidate does not fit: a stable code for programs, the rest for people."""
 
     code: str
-    wanted: str
-    allowed: str
+    wanted: str = ""
+    allowed: str = ""
     hint: str = ""
+    #: the whole sentence, where wanted and allowed say too little
+    detail: str = ""
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.code}: wanted {self.wanted}, allowed {self.allowed}{hint}"
+        return f"{self.code}: {self.detail or f'wanted {self.wanted}, allowed {self.allowed}'}{hint}"
 
 
 @dataclass(frozen=True)
