@@ -1,0 +1,183 @@
+"""The configuration tree: one frozen pydantic model a bay. It says what may be written, not what a machine makes of it.
+
+It knows no file, environment or command line (`enginebay.config.sources`), no plugin's own options (each record has a
+model of them) and no hardware (`enginebay.config.resolved`). Values are strict: ``"8"`` is not 8, nor ``"false"`` false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
+
+Auto = Literal["auto"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+PositiveInt = Annotated[int, Field(ge=1)]
+AutoOrPositive = Auto | PositiveInt
+Name = Annotated[str, Field(min_length=1)]
+
+#: What ``scheduler.max_num_batched_tokens: auto`` means on each device type, in tokens a step.
+AUTO_BATCHED_TOKENS: Mapping[str, int] = {"cuda": 8192, "cpu": 2048}
+
+
+class Section(BaseModel):
+    """Base of every part of the tree: frozen, strict, and every unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _shape_of(value: Any) -> str:
+    """Tag of a value that is either a word or a mapping, so that errors speak of the form that was written."""
+    return "map" if isinstance(value, Mapping | BaseModel) else "word"
+
+
+class PhaseBackends(Section):
+    """Attention backends chosen by phase."""
+
+    prefill: Name = "auto"
+    """Backend of rows that compute more than one token."""
+    decode: Name = "auto"
+    """Backend of rows that compute one token."""
+
+
+BackendChoice = Annotated[Annotated[Name, Tag("word")] | Annotated[PhaseBackends, Tag("map")], Discriminator(_shape_of)]
+
+
+class AttentionConfig(Section):
+    """The attention bay."""
+
+    backend: BackendChoice = "auto"
+    """A backend's name, "auto", or a mapping with `prefill` and `decode`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The chosen backend's own options."""
+
+    @property
+    def phases(self) -> PhaseBackends:
+        """The choice a phase, however it was written."""
+        if isinstance(self.backend, PhaseBackends):
+            return self.backend
+        return PhaseBackends(prefill=self.backend, decode=self.backend)
+
+
+class ExecutorConfig(Section):
+    """The executor bay: where workers live."""
+
+    backend: Name = "auto"
+    """An executor's name, or "auto"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The chosen executor's own options."""
+
+
+class ParallelConfig(Section):
+    """How the model is cut over ranks. The resolver refuses executors that cannot run that many."""
+
+    tensor: PositiveInt = 1
+    """Ranks that share each layer."""
+    pipeline: PositiveInt = 1
+    """Ranks that hold consecutive layers."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline
+
+
+class SchedulerConfig(Section):
+    """The scheduler bay: which requests run, and how much of them a step computes."""
+
+    policy: Name = "auto"
+    """A scheduling policy's or a whole scheduler's name, or "auto"."""
+    max_num_seqs: PositiveInt = 256
+    """Most requests that run at once."""
+    max_num_batched_tokens: AutoOrPositive = "auto"
+    """Most tokens a step computes; "auto" is 8192 on cuda and 2048 on cpu."""
+    chunked_prefill: bool = True
+    """Spread a prompt over several steps where it does not fit one. When false, a prompt runs in one step."""
+    async_scheduling: bool = True
+    """Schedule the next step while the current one runs."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The chosen policy's or scheduler's own options."""
+
+
+class QuantConfig(Section):
+    """The quantization bay, where the checkpoint does not say it itself."""
+
+    method: Name
+    """A quantization method's name."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The method's own options."""
+
+
+QuantChoice = Annotated[Annotated[Auto, Tag("word")] | Annotated[QuantConfig, Tag("map")], Discriminator(_shape_of)]
+
+
+class CacheConfig(Section):
+    """The KV cache."""
+
+    block_size: AutoOrPositive = "auto"
+    """Tokens a block; "auto" takes one that every attention backend reads."""
+    dtype: Dtype = "auto"
+    """Dtype of cached keys and values; "auto" is the model's."""
+    prefix_caching: bool = False
+    """Reuse the cached keys and values of a common prefix. Not in this version: only false is accepted."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory that weights, activations and cache may take together; not used on cpu."""
+    num_blocks: AutoOrPositive = "auto"
+    """Blocks of the pool; "auto" derives them from memory."""
+    memory_bytes: AutoOrPositive = "auto"
+    """Bytes of the pool; "auto" is what gpu_memory_utilization leaves on cuda, a share of host memory on cpu."""
+
+    @field_validator("prefix_caching")
+    @classmethod
+    def _no_prefix_caching(cls, value: bool) -> bool:
+        if value:
+            raise PydanticCustomError("unsupported", "prefix caching is not in this version; only false is accepted")
+        return value
+
+
+class GraphsConfig(Section):
+    """CUDA graphs of decode steps."""
+
+    decode_sizes: Annotated[tuple[PositiveInt, ...], Field(strict=False)] = ()
+    """Batch sizes at which decode steps are captured; empty runs them eagerly."""
+
+
+class EngineConfig(Section):
+    """Everything that a user may choose about an engine, as written: "auto" is still "auto" here."""
+
+    model: Name = "smollm2-135m-instruct"
+    """A packaged model's name, a folder, a .gguf file, or a Hugging Face id."""
+    tokenizer: Name | None = None
+    """Folder or Hugging Face id of the tokenizer; null takes the model's."""
+    dtype: Dtype = "auto"
+    """Compute dtype of weights and activations."""
+    device: Device = "auto"
+    """Device type to run on; "auto" takes cuda where there is one."""
+    max_model_len: AutoOrPositive = "auto"
+    """Most tokens of a request, prompt and output together; "auto" is the model's own limit where memory allows."""
+    load_format: LoadFormat = "auto"
+    """Format of the checkpoint; "dummy" draws random weights and reads none."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the random weights of load_format "dummy". Sampling has a seed of its own in each request."""
+    plugins: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    """Local plugin files to load besides the installed ones; relative to the YAML file that names them."""
+    attention: AttentionConfig = AttentionConfig()
+    """The attention bay."""
+    executor: ExecutorConfig = ExecutorConfig()
+    """The executor bay."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Ranks."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """The scheduler bay."""
+    quant: QuantChoice = "auto"
+    """Quantization: "auto" follows the checkpoint, or a mapping with `method`."""
+    cache: CacheConfig = CacheConfig()
+    """The KV cache."""
+    graphs: GraphsConfig = GraphsConfig()
+    """CUDA graphs."""
+    compile: Literal["none"] = "none"
+    """Compiler of the model; only "none" so far."""
