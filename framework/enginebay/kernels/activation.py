@@ -1,0 +1,24 @@
+"""Gated activations of ``[gate | up]``: torch twins of the fused kernels. ``F`` is the MLP's width on this rank."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up``: ``[T, 2F]`` to ``[T, F]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up`` with the tanh approximation: ``[T, 2F]`` to ``[T, F]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """``gelu(gate) * up`` with the exact error function: ``[T, 2F]`` to ``[T, F]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate).mul_(up)

@@ -1,0 +1,130 @@
+"""The attention layer: splits QKV, normalises and rotates, writes the cache, and calls its group's backends.
+
+It knows the step through the `AttentionRuntime` that it is bound to, and nothing of how a backend computes.
+
+Shapes: ``T`` tokens of the step, ``H`` query heads, ``K`` KV heads, ``D`` head size, all on this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from enginebay.errors import ModelError
+from enginebay.interfaces.attention import AttentionBackend, AttentionLayer, PlanState
+from enginebay.interfaces.batch import Batch
+from enginebay.kernels.kv_write import reshape_and_cache
+from enginebay.layers.norm import RMSNorm
+from enginebay.layers.rotary import Rotary
+from enginebay.plugins.requirements import AttentionSpec
+
+
+@dataclass(slots=True)
+class AttentionRuntime:
+    """What the layers of one plan group share; the model runner sets the step's fields before each forward."""
+
+    #: index of the cache group: ``batch.slot_mappings[group]``
+    group: int
+    decode: AttentionBackend
+    prefill: AttentionBackend
+    #: the step
+    batch: Batch | None = None
+    #: what `plan` filled for the phases that the step has
+    decode_state: PlanState | None = None
+    prefill_state: PlanState | None = None
+
+
+class Attention(nn.Module):
+    """One layer's attention over the paged cache.
+
+    Parameters
+    ----------
+    index
+        Its place among the model's attention layers.
+    spec
+        Its facts, heads counted on this rank.
+    q_norm, k_norm
+        Norms over the head size, applied before rotation.
+    rope
+        Rotation of queries and keys; None for none.
+    """
+
+    def __init__(
+        self, index: int, spec: AttentionSpec, q_norm: RMSNorm | None, k_norm: RMSNorm | None, rope: Rotary | None
+    ) -> None:
+        super().__init__()
+        self.layer = AttentionLayer(index, spec)
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.rope = rope
+        self._runtime: AttentionRuntime | None = None
+        self._cache: Tensor | None = None
+
+    @property
+    def index(self) -> int:
+        """The layer's place among the model's attention layers."""
+        return self.layer.index
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The layer's facts on this rank."""
+        return self.layer.spec
+
+    def bind(self, runtime: AttentionRuntime, cache: Tensor) -> None:
+        """Connect the layer to its group and to its cache ``[blocks, 2, block, K, D]`` (any strides)."""
+        expected = (2, self.spec.num_kv_heads, self.spec.head_dim)
+        if cache.dim() != 5 or (cache.shape[1], *cache.shape[3:]) != expected:
+            raise ModelError(
+                f"attention layer {self.index}: the cache must be [blocks, 2, block, {expected[1]}, {expected[2]}], "
+                f"not {list(cache.shape)}"
+            )
+        self._runtime, self._cache = runtime, cache
+
+    def forward(self, qkv: Tensor, positions: Tensor) -> Tensor:
+        """Attend.
+
+        Parameters
+        ----------
+        qkv
+            ``[T, (H + 2K) * D]``, overwritten.
+        positions
+            int64 ``[T]``.
+
+        Returns
+        -------
+        Tensor
+            ``[T, H * D]``, decode tokens first as in the batch. Tokens beyond the batch's phases are left undefined.
+        """
+        runtime, cache = self._runtime, self._cache
+        batch = None if runtime is None else runtime.batch
+        if runtime is None or cache is None or batch is None:
+            raise ModelError(f"attention layer {self.index} ran before it was bound to a cache and a batch")
+        spec = self.layer.spec
+        tokens, heads, kv_heads = qkv.shape[0], spec.num_heads, spec.num_kv_heads
+        states = qkv.view(tokens, heads + 2 * kv_heads, spec.head_dim)
+        query = states[:, :heads]
+        if self.q_norm is not None:
+            query.copy_(self.q_norm(query))
+        if self.k_norm is not None:
+            key = states[:, heads : heads + kv_heads]
+            key.copy_(self.k_norm(key))
+        if self.rope is not None:
+            self.rope(states[:, : heads + kv_heads], positions)
+        key_value = states[:, heads:].view(tokens, 2, kv_heads, spec.head_dim)
+        reshape_and_cache(key_value, cache, batch.slot_mappings[runtime.group])
+        out = torch.empty(tokens, heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+        self._attend(runtime, batch, query, cache, out)
+        return out.view(tokens, heads * spec.head_dim)
+
+    def _attend(self, runtime: AttentionRuntime, batch: Batch, query: Tensor, cache: Tensor, out: Tensor) -> None:
+        """Each phase through its backend, into its slice of `out`."""
+        decode, prefill, start = batch.decode, batch.prefill, batch.num_decode_tokens
+        if decode is not None:
+            assert runtime.decode_state is not None
+            runtime.decode.attend(self.layer, query[:start], cache, decode, runtime.decode_state, out[:start])
+        if prefill is not None:
+            assert runtime.prefill_state is not None
+            end = start + prefill.num_tokens
+            runtime.prefill.attend(self.layer, query[start:end], cache, prefill, runtime.prefill_state, out[start:end])
