@@ -146,9 +146,7 @@ def _misfit(tensor: Tensor, target: WeightTarget) -> str:
     found, wanted = tensor.dtype, target.destination.dtype
     # Plain float widths convert into each other. Integers and 8-bit floats mean nothing without their scales.
     if found != wanted and not (_is_plain_float(found) and _is_plain_float(wanted)):
-        return (
-            f"holds {found}, where the model's method keeps {wanted}; the checkpoint's quantization was not recognised"
-        )
+        return f"holds {found}, but the layer keeps {wanted}; the checkpoint's quantization was not recognised"
     return ""
 
 

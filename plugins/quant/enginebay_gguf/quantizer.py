@@ -57,7 +57,10 @@ class GGUFQuantizer(Quantizer):
         out = torch.empty(rows, width, dtype=dtype)
         step = max(1, _CHUNK_WEIGHTS // max(1, width))
         for start in range(0, rows, step):
-            chunk = gguf.dequantize(data[start : start + step].numpy(), kind)
+            try:
+                chunk = gguf.dequantize(data[start : start + step].numpy(), kind)
+            except NotImplementedError as error:
+                raise WeightsError(f"{raw.name}: the gguf package does not decode {kind.name}") from error
             out[start : start + step].copy_(torch.from_numpy(chunk))
         return out.reshape(raw.shape)
 

@@ -1,4 +1,4 @@
-"""Fixtures that build a model beside its transformers twin and run it over a paged cache with a plain attention backend."""
+"""Fixtures that build a model beside its transformers twin and run it over a paged cache, with a plain backend."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Batch, Bucket, GroupBatch, PhaseBatch
 from enginebay.interfaces.model import CausalLM, ModelContext
@@ -20,6 +18,7 @@ from enginebay.layers.build import ModelBuilder
 from enginebay.loading.load_model import load_weights
 from enginebay.loading.source import RawTensor
 from enginebay.plugins.records import NHD, NoOptions
+from torch import Tensor
 
 BLOCK = 4
 Factory = Callable[[ModelContext], CausalLM]
@@ -105,15 +104,13 @@ class Runner:
         columns = self.max_len // BLOCK
         # rows' blocks interleave, so that nothing works by accident of order
         self.table = 1 + torch.arange(columns)[None] * self.num_rows + torch.arange(self.num_rows)[:, None]
-        self.runtimes = []
         groups: dict[Any, AttentionRuntime] = {}
         for layer in self.model.attention_layers:
             runtime = groups.get(layer.spec)
             if runtime is None:
-                backends = [
-                    PlainBackend(self._context(layer.spec, len(groups), phase)) for phase in ("decode", "prefill")
-                ]
-                runtime = groups[layer.spec] = AttentionRuntime(len(groups), *backends)
+                decode = PlainBackend(self._context(layer.spec, len(groups), "decode"))
+                prefill = PlainBackend(self._context(layer.spec, len(groups), "prefill"))
+                runtime = groups[layer.spec] = AttentionRuntime(len(groups), decode, prefill)
             shape = (1 + columns * self.num_rows, 2, BLOCK, layer.spec.num_kv_heads, layer.spec.head_dim)
             layer.bind(runtime, torch.zeros(shape))
         self.runtimes = list(groups.values())
@@ -136,8 +133,7 @@ class Runner:
 
     @torch.no_grad()
     def step(self, tokens: dict[int, list[int]], offset: int = 0) -> Tensor:
-        """Compute each row's next tokens; logits ``[T, V]`` of all of them, single-token rows first. `offset` shifts the
-        positions that rotation sees, as if the row had begun there."""
+        """Logits ``[T, V]`` of each row's next tokens, single-token rows first; `offset` shifts rotary positions."""
         rows = sorted(tokens, key=lambda row: len(tokens[row]) > 1)
         num_decode = sum(len(tokens[row]) == 1 for row in rows)
         ids = torch.tensor([token for row in rows for token in tokens[row]])
@@ -191,7 +187,7 @@ class ModelLab:
 
     factory: Factory
 
-    def twin(self, hf: Any, config: Any, max_model_len: int = 64, **saved: Any) -> Runner:
+    def twin(self, hf: Any, config: Any, max_model_len: int = 64) -> Runner:
         """Our model with the weights of transformers' `hf`."""
         return Runner(self.load(config, self.saved(hf), max_model_len=max_model_len))
 

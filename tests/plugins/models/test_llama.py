@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-
 from enginebay.errors import ModelError
 from enginebay.interfaces.model import ModelContext
 from enginebay.layers.build import ModelBuilder
@@ -126,12 +125,12 @@ def test_ranks_together_equal_one(lab: Any, world: int, heads: int, kv_heads: in
     ],
 )
 def test_sizes_that_ranks_cannot_share_are_refused_by_name(changes: dict[str, Any], match: str) -> None:
-    build = ModelBuilder(dtype=torch.float32, device="meta", max_model_len=64, world=2, rank=0, comm=ModelBuilderComm())
+    build = ModelBuilder(dtype=torch.float32, device="meta", max_model_len=64, world=2, rank=0, comm=UnusedComm())
     with pytest.raises(ModelError, match=match):
         make(ModelContext(config=config(**changes), build=build))
 
 
-class ModelBuilderComm:
+class UnusedComm:
     """Collectives that no test reaches."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
