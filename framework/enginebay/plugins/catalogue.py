@@ -103,10 +103,10 @@ class Catalogue:
         """The plugin's table in registry.toml, or None."""
         return next((k for k in self.known if (k.kind, k.name) == (kind, name)), None)
 
-    def find(self, kind: str, name: str, also: Iterable[str] = ()) -> Entry:
+    def find(self, kind: str, name: str, also: Iterable[tuple[str, str]] = ()) -> Entry:
         """The one installed plugin of that kind and name.
 
-        Raises `PluginNotFoundError` (with what was found and `also`, further names that the caller knows),
+        Raises `PluginNotFoundError` (with what was found and `also`, further names and origins that the caller knows),
         `PluginConflictError`, or a `PluginError` if it is disabled.
         """
         claims = self.claims(kind, name)
@@ -122,12 +122,13 @@ class Catalogue:
             )
         raise PluginNotFoundError(self._not_found_message(kind, name, tuple(also)))
 
-    def _not_found_message(self, kind: str, name: str, also: tuple[str, ...]) -> str:
-        names = [*self.names(kind), *also]
+    def _not_found_message(self, kind: str, name: str, also: tuple[tuple[str, str], ...]) -> str:
+        names = [*self.names(kind), *(other for other, _ in also)]
         near = names + [k.name for k in self.known if k.kind == kind]
         what = f"no installed plugin serves the architecture {name!r}." if kind == "model" else ""
         lines = [(what or f"no installed plugin of the kind {kind} is named {name!r}.") + did_you_mean(name, near)]
-        found = [f"{e.name} ({e.origin})" for e in self.entries if e.kind == kind] + list(also)
+        origins = [(e.name, e.origin) for e in self.entries if e.kind == kind]
+        found = [f"{other} ({origin})" for other, origin in (*origins, *also)]
         lines.append("  found: " + ("\n         ".join(found) or "none"))
         lines += [f"  {e.kind}:{e.name} is of another kind" for e in self.entries if e.name == name]
         if known := self.known_plugin(kind, name):

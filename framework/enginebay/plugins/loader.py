@@ -75,7 +75,7 @@ class PluginLoader:
             if len(origins) > 1:
                 raise PluginConflictError(conflict_message(kind, name, origins))
             return local[0]
-        entry = self.catalogue.find(kind, name, also=[f"{n} ({origin})" for n, origin in self._local_names(kind)])
+        entry = self.catalogue.find(kind, name, also=self._local_names(kind))
         if (kind, name) not in self._loaded:
             self._loaded[kind, name] = self._load_entry(entry)
         return self._loaded[kind, name]

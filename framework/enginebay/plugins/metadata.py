@@ -120,10 +120,10 @@ class _Found:
 
     @cached_property
     def normalized(self) -> str:
-        stem, dot, suffix = self.path.name.rpartition(".")
-        if dot and suffix in ("dist-info", "egg-info"):
-            return normalize(stem.partition("-")[0])
-        return normalize(self.name)
+        # The folder's name saves parsing METADATA of the many packages that have nothing to do with us.
+        if self.points or self.path.suffix not in (".dist-info", ".egg-info"):
+            return normalize(self.name)
+        return normalize(self._folder_name)
 
     @cached_property
     def points(self) -> list[metadata.EntryPoint]:
@@ -135,7 +135,12 @@ class _Found:
 
     @property
     def name(self) -> str:
-        return self._header("Name") or self.path.name.partition("-")[0]
+        return self._header("Name") or self._folder_name
+
+    @property
+    def _folder_name(self) -> str:
+        """``/path/acme-1.0.dist-info`` -> ``acme``."""
+        return re.sub(r"-\d.*", "", self.path.stem)
 
     @property
     def rank(self) -> tuple[bool, int, bool, Version]:

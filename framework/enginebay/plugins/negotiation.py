@@ -17,6 +17,9 @@ from enginebay.plugins.requirements import AttentionSpec
 #: a backend and the layer specs that it serves
 RecordWithSpecs = tuple[AttentionRecord, Sequence[AttentionSpec]]
 
+#: a layout is its axes: two plugins may call the same one by different names
+Axes = tuple[str, str, str, str, str]
+
 #: tokens; smaller blocks cost more in tables than they save in memory
 LEAST_BLOCK = 16
 
@@ -68,14 +71,10 @@ def common_kv_dtype(records: Iterable[AttentionRecord], wanted: str) -> str:
 
 
 def _common_layout(records_with_specs: Sequence[RecordWithSpecs]) -> KVLayout:
-    # A layout is its axes: two plugins may call the same one by different names.
     wishes = [
-        (record, {layout.axes: rank for rank, layout in reversed(list(enumerate(record.kv_layouts(spec))))})
+        (record, _ranks(layouts))
         for record, specs in records_with_specs
-        for spec in specs
-    ] or [
-        (record, {layout.axes: rank for rank, layout in reversed(list(enumerate(record.layouts)))})
-        for record, _ in records_with_specs
+        for layouts in ([record.kv_layouts(spec) for spec in specs] or [record.layouts])
     ]
     common = set.intersection(*(set(ranks) for _, ranks in wishes))
     if not common:
@@ -89,6 +88,14 @@ def _common_layout(records_with_specs: Sequence[RecordWithSpecs]) -> KVLayout:
     return next(layout for layout in _layouts(records_with_specs) if layout.axes == best)
 
 
+def _ranks(layouts: Iterable[KVLayout]) -> dict[Axes, int]:
+    """Axes -> place among the preferences, most wanted first."""
+    ranks: dict[Axes, int] = {}
+    for rank, layout in enumerate(layouts):
+        ranks.setdefault(layout.axes, rank)
+    return ranks
+
+
 def _layouts(records_with_specs: Sequence[RecordWithSpecs]) -> Iterable[KVLayout]:
     for record, specs in records_with_specs:
         for spec in specs:
@@ -96,7 +103,7 @@ def _layouts(records_with_specs: Sequence[RecordWithSpecs]) -> Iterable[KVLayout
         yield from record.layouts
 
 
-def _names(record: AttentionRecord, ranks: Iterable[tuple[str, str, str, str, str]]) -> str:
+def _names(record: AttentionRecord, ranks: Iterable[Axes]) -> str:
     names = {layout.axes: layout.name for layout in record.layouts}
     return ", ".join(names.get(axes, " ".join(axes)) for axes in ranks) or "none"
 
