@@ -81,6 +81,7 @@ def test_a_hopper_run_in_bfloat16_is_supported(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_declared_is_refused_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: str
 ) -> None:
+    """C17."""
     assert code in reasons(monkeypatch, **changes)
 
 
@@ -412,7 +413,7 @@ def test_other_steps_cannot_be_captured(library: Install, phase: Phase, query_le
 
 
 def test_turns_alternate_and_wait_only_for_the_plan_before_the_last(library: Install) -> None:
-    """C: two steps in flight; the pinned memory of step n is written again at step n + 2."""
+    """Two steps in flight: the pinned memory of step n is written again at step n + 2."""
     made = library()
     step = Step([5], [1])
     backend = FlashInferAttention(step.context("decode"))
@@ -570,7 +571,7 @@ def test_gpu_a_captured_step_replays_after_each_new_plan(spec: AttentionSpec) ->
 @pytest.mark.gpu
 @needs_gpu
 def test_gpu_plain_steps_in_flight_do_not_mix() -> None:
-    """C: many steps planned and run without waiting, each result as if alone."""
+    """Many steps planned and run without waiting, each result as if alone."""
     spec = GPU_SPECS["plain-8b"]
     steps = [gpu_step([1 + (37 * i * (r + 1)) % 1900 for r in range(6)], [1] * 6, spec) for i in range(12)]
     backend = FlashInferAttention(steps[0].context("decode"))

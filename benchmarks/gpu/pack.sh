@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Build the GPU kit: what the benchmarks need on a machine that has PyTorch, nvcc and a GPU but reaches no registry.
+#
+#   benchmarks/gpu/pack.sh [--out DIR] [--gguf FILE] [--no-prebuild]
+#
+# Packages come through pip as the user has it configured. The kit is split into DIR/part1, DIR/part2, ... of at most
+# PART_MIB each. Everything in between is kept in WORK; run again, only what is missing is fetched or compiled.
+# With nvcc on the path FlashInfer's modules are compiled ahead; without, the GPU machine compiles them when first used.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+out=$root/.kit
+gguf=
+prebuild=yes
+work=${WORK:-$root/.cache/gpu-kit}
+part_mib=${PART_MIB:-60}
+# the target
+python_version=${PYTHON_VERSION:-3.12}
+arch=${ARCH:-9.0a}
+# an interpreter with torch (any build), for compiling ahead
+python=${PYTHON:-$root/.venv/bin/python}
+flashinfer=flashinfer-python==${FLASHINFER_VERSION:-0.7.4}
+tvm_ffi=apache-tvm-ffi==0.1.15.post2
+head_dims=${HEAD_DIMS:-128 64}
+
+while (($#)); do
+  case $1 in
+    --out) out=$2; shift 2 ;;
+    --gguf) gguf=$2; shift 2 ;;
+    --no-prebuild) prebuild=no; shift ;;
+    *) echo "pack.sh: unknown argument $1" >&2; exit 2 ;;
+  esac
+done
+mkdir -p "$work/aot"
+
+# --- wheels that a PyTorch image tends to lack ------------------------------------------------------------------------
+wheels=(pydantic==2.14.4 pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5
+        typing-extensions==4.16.0 gguf==0.19.0 "$tvm_ffi")
+if [[ ! -e $work/wheels/done || $(cat "$work/wheels/done") != "${wheels[*]}" ]]; then
+  rm -rf "$work/wheels"
+  platforms=()
+  for p in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux1; do
+    platforms+=(--platform "${p}_x86_64")
+  done
+  "$python" -m pip download -q --no-deps --only-binary=:all: --implementation cp --python-version "$python_version" \
+    "${platforms[@]}" -d "$work/wheels" "${wheels[@]}"
+  echo "${wheels[*]}" > "$work/wheels/done"
+fi
+
+# --- FlashInfer: its Python, and the sources that attention is compiled from ------------------------------------------
+if [[ ! -d $work/flashinfer/flashinfer ]]; then
+  "$python" -m pip download -q --no-deps -d "$work/dist" "$flashinfer"
+  "$python" -m zipfile -e "$work"/dist/flashinfer_python-*.whl "$work/flashinfer.tmp"
+  # Nearly every Python file stays, since the package imports widely; of the sources, attention's and what they include.
+  rm -rf "$work"/flashinfer.tmp/flashinfer/{experimental/b12x,experimental/qwen_3_5_block,moe_ep}
+  find "$work/flashinfer.tmp/flashinfer" -path '*/flashinfer/data' -prune -o \
+    -type f ! -name '*.py' ! -name '*.json' ! -name 'py.typed' -print0 | xargs -0 rm -f
+  find "$work/flashinfer.tmp/flashinfer/data/csrc" -mindepth 1 -maxdepth 1 -type d -print0 | xargs -0 rm -rf
+  rm -rf "$work/flashinfer" && mv "$work/flashinfer.tmp" "$work/flashinfer"
+fi
+
+# --- modules compiled ahead -------------------------------------------------------------------------------------------
+if [[ $prebuild == yes ]] && command -v nvcc > /dev/null; then
+  if [[ ! -e $work/build/done ]]; then
+    # what importing FlashInfer takes beside torch, for this interpreter; curand's headers, which the toolkit may lack
+    "$python" -m pip install -q --no-deps --target "$work/build" "$tvm_ffi" ninja nvidia-ml-py einops tabulate \
+      "nvidia-curand<11"
+    mkdir -p "$work/build/lib"
+    # linking wants the driver's library by name; it is looked up for real only on the GPU machine
+    cc -shared -fPIC -Wl,-soname,libcuda.so.1 -x c /dev/null -o "$work/build/lib/libcuda.so"
+    touch "$work/build/done"
+  fi
+  [[ -z ${CUDA_HOME:-} && -x /usr/local/cuda/bin/nvcc ]] && export CUDA_HOME=/usr/local/cuda
+  curand=$(dirname "$(find "$work/build" -name curand_kernel.h | head -1)")
+  env FLASHINFER_CUDA_ARCH_LIST="$arch" FLASHINFER_WORKSPACE_BASE="$work" \
+    FLASHINFER_EXTRA_CUDAFLAGS="-I$curand" FLASHINFER_EXTRA_LDFLAGS="-L$work/build/lib" \
+    PATH="$work/build/bin:$PATH" PYTHONPATH="$work/flashinfer:$work/build" \
+    "$python" "$root/benchmarks/gpu/prebuild.py" --out "$work/aot" --head-dims $head_dims
+fi
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+rm -rf "$out"
+mkdir -p "$out/part1/wheels" "$work/flashinfer/flashinfer/data/aot"
+cp "$work"/wheels/*.whl "$out/part1/wheels/"
+cp -r "$work/aot/." "$work/flashinfer/flashinfer/data/aot/"
+tar -C "$work/flashinfer" --sort=name --owner=0 --group=0 --mtime=@0 -cf - . | xz -6 -T0 > "$out/part1/flashinfer.tar.xz"
+echo "$arch" > "$out/part1/arch"
+
+if [[ -n $gguf ]]; then
+  # chunks fill what is left of each part
+  limit=$((part_mib * 1024 * 1024))
+  size=$(stat -c %s "$gguf")
+  name=$(basename "$gguf")
+  offset=0 number=1
+  while ((offset < size)); do
+    part=$out/part$number
+    mkdir -p "$part/model"
+    used=$(du -sb --apparent-size "$part" | cut -f1)
+    room=$((limit - used))
+    if ((room > 0)); then
+      tail -c +$((offset + 1)) "$gguf" | head -c "$room" > "$part/model/$(printf '%s.%03d' "$name" "$number")" || true
+      offset=$((offset + room))
+    fi
+    number=$((number + 1))
+  done
+  for part in "$out"/part*; do
+    (cd "$(dirname "$gguf")" && sha256sum "$name") > "$part/model/$name.sha256"
+  done
+fi
+du -sh --apparent-size "$out"/part*
