@@ -1,7 +1,7 @@
 """Configuration: YAML, environment, command line and Python arguments become one frozen, checked `EngineConfig`.
 
-`schema` says what may be written, `sources` reads it into `values`, `load` merges and checks them and keeps where each came
-from, `resolved` holds what "auto" became. The package knows no plugin, model or hardware, and imports no torch.
+`schema` says what may be written, `sources` reads it into `values`, `load` merges and checks them and keeps where each
+came from, `resolved` holds what "auto" became. The package knows no plugin, model or hardware, and imports no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The configuration tree: one frozen pydantic model a bay. It says what may be written, not what a machine makes of it.
 
 It knows no file, environment or command line (`enginebay.config.sources`), no plugin's own options (each record has a
-model of them) and no hardware (`enginebay.config.resolved`). Values are strict: ``"8"`` is not 8, nor ``"false"`` false.
+model of them) and no hardware (`enginebay.config.resolved`). Values are strict: ``"8"`` is not 8.
 """
 
 from __future__ import annotations

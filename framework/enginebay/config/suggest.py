@@ -119,6 +119,8 @@ def unknown_variable(name: str, known: Iterable[str], tree: SchemaTree) -> str:
     word = name.removeprefix(ENV_PREFIX).lower()
     if tree.is_section((word,)):
         return f"a section has no variable of its own; set one key: {', '.join(k for k in known if k.startswith(name))}"
+    if name.upper() in known:
+        return f"unknown environment variable; did you mean {name.upper()}?"
     place = {**_by_last_key(tree), **_FLAT}.get(word)
     if place and variable_of_dotted(place) in known:
         return f"unknown environment variable; here it is {variable_of_dotted(place)}"
@@ -141,11 +143,10 @@ def variable_of_dotted(path: str) -> str:
 
 
 def _by_last_key(tree: SchemaTree) -> dict[str, str]:
-    """Last keys of nested leaves -> their full paths, several joined by "or"."""
+    """Last keys of leaves -> their full paths, several joined by "or"."""
     found: dict[str, list[str]] = {}
     for path in tree.leaves():
-        if len(path) > 1:
-            found.setdefault(str(path[-1]), []).append(dotted(path))
+        found.setdefault(str(path[-1]), []).append(dotted(path))
     return {key: " or ".join(paths) for key, paths in found.items()}
 
 

@@ -1,0 +1,117 @@
+"""`EngineConfig`: what the tree holds, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from enginebay.config import (
+    AttentionConfig,
+    EngineConfig,
+    ParallelConfig,
+    PhaseBackends,
+    SchedulerConfig,
+    load_config,
+)
+from enginebay.errors import ConfigError
+from pydantic import BaseModel, ValidationError
+
+
+def models(model: type[BaseModel] = EngineConfig) -> Iterator[type[BaseModel]]:
+    """Every model of the tree that has a default instance."""
+    yield model
+    for field in model.model_fields.values():
+        if isinstance(field.default, BaseModel):
+            yield from models(type(field.default))
+
+
+@pytest.mark.parametrize("model", [*models(), PhaseBackends], ids=lambda m: m.__name__)
+def test_every_field_is_described(model: type[BaseModel]) -> None:
+    assert model.__doc__
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("model", [*models(), PhaseBackends], ids=lambda m: m.__name__)
+def test_every_section_is_frozen_strict_and_closed(model: type[BaseModel]) -> None:
+    assert (model.model_config["frozen"], model.model_config["strict"], model.model_config["extra"]) == (
+        True,
+        True,
+        "forbid",
+    )
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        EngineConfig().dtype = "float32"
+
+
+def test_defaults() -> None:
+    config = EngineConfig()
+    assert config.model == "smollm2-135m-instruct"
+    assert config.attention.backend == config.executor.backend == config.scheduler.policy == config.quant == "auto"
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, "auto")
+    assert config.graphs.decode_sizes == ()
+
+
+def test_one_backend_stands_for_both_phases() -> None:
+    assert AttentionConfig(backend="torch").phases == PhaseBackends(prefill="torch", decode="torch")
+    split = PhaseBackends(prefill="a", decode="b")
+    assert AttentionConfig(backend=split).phases == split
+
+
+def test_world_size() -> None:
+    assert ParallelConfig(tensor=2, pipeline=3).world_size == 6
+
+
+def test_a_step_may_hold_fewer_tokens_than_requests() -> None:
+    assert SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=1).max_num_batched_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("scheduler.max_num_seqs", 0, "expected an integer of at least 1, got 0"),
+        ("scheduler.max_num_seqs", True, "expected an integer of at least 1, got true"),
+        ("scheduler.max_num_seqs", "8", 'expected an integer of at least 1, got the text "8"'),
+        ("scheduler.max_num_seqs", 8.0, "expected an integer of at least 1, got 8.0"),
+        ("scheduler.max_num_batched_tokens", 0, 'expected "auto" or an integer of at least 1, got 0'),
+        ("scheduler.chunked_prefill", "false", 'expected true or false, got the text "false"'),
+        ("scheduler.async_scheduling", 0, "expected true or false, got 0"),
+        ("max_model_len", "8k", 'expected "auto" or an integer of at least 1, got the text "8k"'),
+        ("dtype", "fp16", 'expected one of "auto", "float32", "bfloat16", "float16", got the text "fp16"'),
+        ("cache.gpu_memory_utilization", 0, "expected a number above 0 and at most 1, got 0"),
+        ("cache.gpu_memory_utilization", 1.01, "expected a number above 0 and at most 1, got 1.01"),
+        ("cache.gpu_memory_utilization", float("nan"), "expected a number above 0 and at most 1, got NaN"),
+        ("graphs.decode_sizes", 4, "expected a list (each of them an integer of at least 1), got 4"),
+        ("seed", -1, "expected an integer of at least 0"),
+        ("compile", "inductor", 'expected "none", got the text "inductor"'),
+        ("quant", "fp8", 'expected "auto" or a mapping with the keys method, options, got the text "fp8"'),
+        ("model", "", 'expected a text, got the text ""'),
+        ("parallel", 2, "expected a mapping with the keys tensor, pipeline, got 2"),
+        ("cache.prefix_caching", True, "prefix caching is not in this version; only false is accepted"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_would_be_right(path: str, value: Any, message: str) -> None:
+    """C6: what is not supported is refused by name, with what would be."""
+    overrides: Any = value
+    for key in reversed(path.split(".")):
+        overrides = {key: overrides}
+    with pytest.raises(ConfigError) as error:
+        load_config(None, overrides, env={})
+    assert str(error.value).startswith(f"{path} (Python argument): {message}")
+
+
+def test_an_item_of_a_list_is_named_by_its_index() -> None:
+    with pytest.raises(ConfigError, match=r"graphs\.decode_sizes\.1 \(Python argument\): expected an integer"):
+        load_config(None, {"graphs": {"decode_sizes": [1, "2"]}}, env={})
+
+
+def test_quant_needs_a_method() -> None:
+    with pytest.raises(ConfigError, match=r"quant\.method \(Python argument\): missing; expected a text"):
+        load_config(None, {"quant": {"options": {"bits": 4}}}, env={})
+
+
+def test_backends_by_layer_group_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"attention\.backend\.groups.*not in this version; write a name, or a map"):
+        load_config(None, {"attention": {"backend": {"groups": {"sliding": "triton"}}}}, env={})
