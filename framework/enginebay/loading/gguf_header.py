@@ -1,8 +1,7 @@
 """The header of a GGUF file: metadata and the table of tensors, without their data.
 
 The gguf package's reader makes an array object of every token and every merge, which takes seconds for a vocabulary of
-a quarter of a million; here arrays of strings are skipped, and only their length is kept. Whoever needs the tokens
-(`enginebay.loading.tokenizer`) leaves them to transformers. It knows no model.
+a quarter of a million; here arrays of strings are skipped unless they are asked for. It knows no model.
 
 Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -61,14 +61,14 @@ class GGUFHeader:
     """What a GGUF file says before its data."""
 
     path: Path
-    #: scalars and arrays of numbers by key; an array of strings stands as its length
+    #: scalars and arrays by key; an array of strings that was not asked for stands as its length
     metadata: dict[str, Any]
     #: in file order
     tensors: dict[str, TensorInfo]
 
     @classmethod
-    def read(cls, path: Path) -> GGUFHeader:
-        """Parse a file's header.
+    def read(cls, path: Path, string_arrays: Collection[str] = ()) -> GGUFHeader:
+        """Parse a file's header. Of the arrays of strings only those with a key in `string_arrays` are kept.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class GGUFHeader:
         """
         try:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                return _Parser(path, view).header()
+                return _Parser(path, view, string_arrays).header()
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise ModelError(f"{path} cannot be read as a GGUF file: {error}") from error
         except (struct.error, IndexError, OverflowError) as error:
@@ -105,9 +105,10 @@ class GGUFHeader:
 class _Parser:
     """A cursor over the mapped file."""
 
-    def __init__(self, path: Path, view: mmap.mmap) -> None:
+    def __init__(self, path: Path, view: mmap.mmap, string_arrays: Collection[str]) -> None:
         self._path = path
         self._view = view
+        self._kept = string_arrays
         self._at = 0
 
     def header(self) -> GGUFHeader:
@@ -122,7 +123,7 @@ class _Parser:
         metadata = {}
         for _ in range(num_keys):
             key = self._string()
-            metadata[key] = self._value(self._take("I"))
+            metadata[key] = self._value(self._take("I"), keep=key in self._kept)
         table = [self._tensor() for _ in range(num_tensors)]
         alignment = int(metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))
         start = -(-self._at // alignment) * alignment
@@ -159,18 +160,20 @@ class _Parser:
         shape = tuple(self._take("Q") for _ in range(num_dims))[::-1]
         return name, shape, self._take("I"), self._take("Q")
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, keep: bool) -> Any:
         if kind == GGUFValueType.STRING:
             return self._string()
         if kind != GGUFValueType.ARRAY:
             return self._take(self._scalar(kind))
         inner, length = self._take("I"), self._take("Q")
         if inner == GGUFValueType.STRING:
+            if keep:
+                return [self._string() for _ in range(length)]
             for _ in range(length):
                 self._at += 8 + int(struct.unpack_from("<Q", self._view, self._at)[0])
             return length
         if inner == GGUFValueType.ARRAY:
-            return [self._value(inner) for _ in range(length)]
+            return [self._value(inner, keep) for _ in range(length)]
         layout = f"<{length}{self._scalar(inner)}"
         values = struct.unpack_from(layout, self._view, self._at)
         self._at += struct.calcsize(layout)

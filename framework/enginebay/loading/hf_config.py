@@ -30,6 +30,7 @@ def load_hf_config(files: ModelFiles) -> PreTrainedConfig:
         config.json is missing, damaged, names no architecture or an unknown ``model_type``, or the GGUF file's
         metadata cannot be honoured.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if files.kind == "gguf":
@@ -50,7 +51,7 @@ def load_hf_config(files: ModelFiles) -> PreTrainedConfig:
         if files.kind == "gguf":
             return AutoConfig.for_model(**fields)
         return AutoConfig.from_pretrained(files.path, trust_remote_code=False, local_files_only=True)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # what transformers' classes raise on bad fields
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:  # bad fields
         raise ModelError(f"{where} is not a valid {model_type} configuration: {error}") from error
 
 
