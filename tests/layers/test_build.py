@@ -124,7 +124,7 @@ def test_a_method_of_the_wrong_kind_is_refused() -> None:
     build = builder(quantizer=Confused())
     with pytest.raises(ModelError, match="l: Confused gave a linear layer a PlainEmbedding"):
         build.linear("l", 4, 4)
-    with pytest.raises(ModelError, match="e: Confused gave an embedding a PlainLinear"):
+    with pytest.raises(ModelError, match="e: Confused gave the embedding a PlainLinear"):
         build.embedding("e", 4, 4)
 
 

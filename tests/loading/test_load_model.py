@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from enginebay.errors import WeightsError
+from enginebay.errors import ModelError, WeightsError
 from enginebay.loading.load_model import expected_tensors, load_weights
 from enginebay.loading.name_map import WeightMap
 from torch import Tensor
@@ -34,13 +34,29 @@ def test_every_parameter_is_filled_and_each_tensor_read_once(lab: Any) -> None:
     load_weights(model, source)
     assert source.reads == source.names()
     assert not any((parameter == -77).any() for parameter in model.parameters())
+    assert not (model.compute_logits(torch.eye(16)) == -77).any()
     layer = model.layers[1].self_attn.qkv_proj
     tensors = source.tensors
     names = [f"model.layers.1.self_attn.{part}_proj" for part in "qkv"]
-    assert torch.equal(layer.weight, torch.cat([tensors[f"{name}.weight"] for name in names]))
+    assert torch.equal(layer.dense_weight(), torch.cat([tensors[f"{name}.weight"] for name in names]))
     assert torch.equal(layer.bias, torch.cat([tensors[f"{name}.bias"] for name in names]))
-    assert torch.equal(model.lm_head.weight[:70], tensors[HEAD])
-    assert not model.lm_head.weight[70:].any()  # the vocabulary's padding
+    assert torch.equal(head_values(model), tensors[HEAD])
+    assert torch.equal(model.embed_tokens.weight[:70], tensors[EMBED])
+    assert not model.embed_tokens.weight[70:].any()  # the vocabulary's padding
+
+
+def head_values(model: Any) -> Tensor:
+    """The head's matrix, wherever it is kept: its logits of unit vectors."""
+    values: Tensor = model.compute_logits(torch.eye(16)).T
+    return values
+
+
+def test_a_loaded_model_takes_no_second_checkpoint(lab: Any) -> None:
+    model = lab.model()
+    source = lab.source(filled(lab, model))
+    load_weights(model, source)
+    with pytest.raises(ModelError, match="is loaded already; build the model anew"):
+        load_weights(model, source)
 
 
 def test_missing_extra_and_misshapen_are_listed_together_before_data_is_read(lab: Any) -> None:
@@ -97,7 +113,7 @@ def test_half_precision_converts(lab: Any) -> None:
     model = lab.model()
     tensors = {name: tensor.bfloat16() for name, tensor in filled(lab, model).items()}
     load_weights(model, lab.source(tensors))
-    assert torch.equal(model.layers[1].mlp.down_proj.weight, tensors[DOWN].float())
+    assert torch.equal(model.layers[1].mlp.down_proj.dense_weight(), tensors[DOWN].float())
 
 
 def test_an_encoded_tensor_needs_its_quantizer(lab: Any) -> None:
@@ -108,7 +124,7 @@ def test_an_encoded_tensor_needs_its_quantizer(lab: Any) -> None:
     with pytest.raises(WeightsError, match=f"{DOWN}: Int8 does not read the encoding"):
         load_weights(model, source, lab.int8)
     load_weights(model, source, lab.negated)
-    assert torch.equal(model.layers[1].mlp.down_proj.weight, source.tensors[DOWN])
+    assert torch.equal(model.layers[1].mlp.down_proj.dense_weight(), source.tensors[DOWN])
 
 
 # --- the tied matrix: C52's eight cases, tied or not x head present or not x plain or quantized ----------------------
@@ -176,7 +192,8 @@ def test_c52_untied_and_present_loads_both(lab: Any, kind: Any) -> None:
     load_weights(model, lab.source(tensors), kind)
     assert model.lm_head is not model.embed_tokens
     assert not torch.equal(tensors[HEAD], tensors[EMBED])
-    assert torch.equal(model.lm_head.weight[:70], tensors[HEAD])
+    scale = tensors["lm_head.weight_scale"][:, None] if kind else 1
+    assert torch.equal(head_values(model), tensors[HEAD] * scale)
     assert torch.equal(model.embed_tokens.weight[:70], tensors[EMBED])
 
 
@@ -195,7 +212,7 @@ def test_c52_tied_matrices_in_other_encodings_are_compared_by_value(lab: Any, en
     load_weights(model, lab.source(both, negated=encoded), lab.negated)
     both[HEAD] = both[HEAD] + 1
     with pytest.raises(WeightsError, match="differs"):
-        load_weights(model, lab.source(both, negated=encoded), lab.negated)
+        load_weights(lab.model(tied=True, quantizer=lab.negated), lab.source(both, negated=encoded), lab.negated)
 
 
 # --- int8: the second method ------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from enginebay.loading.source import RawTensor
 
-LayerKind = Literal["linear", "embedding", "norm"]
+#: ``"embedding"`` may be tied and serve as the head too; ``"head"`` only yields logits
+LayerKind = Literal["linear", "embedding", "head", "norm"]
 AxisName = Literal["out", "in"]
 Fuse = Literal["concat", "stack", "separate"]
 Uneven = Literal["pad", "refuse"]
@@ -191,7 +192,7 @@ class LinearMethod(ABC):
 
 
 class EmbeddingMethod(ABC):
-    """How a token embedding keeps its rows, and how it serves as the output head when tied."""
+    """How a token embedding or an output head keeps its rows; a tied one serves as both."""
 
     @abstractmethod
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
@@ -229,7 +230,7 @@ class Quantizer(ABC):
         """Read the settings. Raises `ModelError` for any setting that it does not honour."""
 
     def method_for(self, layer: LayerInfo) -> LinearMethod | EmbeddingMethod | None:
-        """The method of a linear or embedding layer, of the matching class; None for plain weights, the default."""
+        """A layer's `LinearMethod`, or `EmbeddingMethod` for embedding and head; None (default): plain."""
         return None
 
     def decode(self, raw: RawTensor, dtype: torch.dtype) -> Tensor:

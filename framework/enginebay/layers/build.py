@@ -7,7 +7,7 @@ It is the one place that knows all of them, so that a model file knows none. The
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -120,17 +120,16 @@ class ModelBuilder:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> VocabEmbedding:
         """See `Build.embedding`."""
-        info = vocab_layer(name, vocab_size, hidden_size, self.dtype, self.parallel)
-        method = self._method(info) or PlainEmbedding()
-        if not isinstance(method, EmbeddingMethod):
-            raise ModelError(f"{name}: {type(self.quantizer).__name__} gave an embedding a {type(method).__name__}")
-        return VocabEmbedding(info, method, self.device, self.parallel)
+        return self._vocab(name, "embedding", vocab_size, hidden_size)
 
     def head(
         self, name: str, vocab_size: int, hidden_size: int, *, tied_to: VocabEmbedding | None = None
     ) -> VocabEmbedding:
         """See `Build.head`."""
-        return self.embedding(name, vocab_size, hidden_size) if tied_to is None else tied_to
+        if tied_to is None:
+            return self._vocab(name, "head", vocab_size, hidden_size)
+        tied_to.is_head = True
+        return tied_to
 
     def attention(
         self,
@@ -161,6 +160,15 @@ class ModelBuilder:
             add_bias=not summed or self.parallel.rank == 0,
             reduce=self.parallel.comm.all_reduce if summed else None,
         )
+
+    def _vocab(
+        self, name: str, kind: Literal["embedding", "head"], vocab_size: int, hidden_size: int
+    ) -> VocabEmbedding:
+        info = vocab_layer(name, kind, vocab_size, hidden_size, self.dtype, self.parallel)
+        method = self._method(info) or PlainEmbedding()
+        if not isinstance(method, EmbeddingMethod):
+            raise ModelError(f"{name}: {type(self.quantizer).__name__} gave the {kind} a {type(method).__name__}")
+        return VocabEmbedding(info, method, self.device, self.parallel)
 
     def _method(self, info: LayerInfo) -> LinearMethod | EmbeddingMethod | None:
         return None if self.quantizer is None else self.quantizer.method_for(info)

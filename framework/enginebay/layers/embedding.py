@@ -8,11 +8,14 @@ Shapes: ``T`` tokens, ``L`` tokens whose logits are wanted, ``d`` row length, ``
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from enginebay.interfaces.quant import Axis, EmbeddingMethod, LayerInfo, Part, Shard, WeightSpec
+from enginebay.kernels.packed_linear import pack_weight, packable, packed_linear
 from enginebay.layers.parallel import TensorParallel
 from enginebay.layers.weights import WeightModule
 
@@ -21,7 +24,13 @@ VOCAB_ALIGNMENT = 64
 
 
 class PlainEmbedding(EmbeddingMethod):
-    """Rows as they are, in the compute dtype."""
+    """Rows as they are, in the compute dtype; on CPU a layer that yields logits packs them. One instance a layer.
+
+    A tied matrix then exists twice: rows to look up, and packed.
+    """
+
+    def __init__(self) -> None:
+        self._packed: Tensor | None = None
 
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
         """One matrix ``[V, d]``."""
@@ -29,11 +38,23 @@ class PlainEmbedding(EmbeddingMethod):
 
     def embed(self, layer: nn.Module, ids: Tensor) -> Tensor:
         """Look rows up."""
-        return functional.embedding(ids, layer.get_parameter("weight"))
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        return functional.embedding(ids, weight)
 
     def logits(self, layer: nn.Module, x: Tensor) -> Tensor:
         """One matrix product."""
-        return functional.linear(x, layer.get_parameter("weight"))
+        if self._packed is not None:
+            return packed_linear(x, self._packed, None)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        return functional.linear(x, weight)
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        """Pack where that pays."""
+        weight = layer.get_parameter("weight")
+        if isinstance(layer, VocabEmbedding) and layer.is_head and packable(weight):
+            self._packed = pack_weight(weight)
+            if layer.info.kind == "head":
+                weight.data = weight.data.new_empty(0)
 
 
 def vocab_shard(vocab_size: int, rank: int, world: int) -> Shard:
@@ -42,10 +63,17 @@ def vocab_shard(vocab_size: int, rank: int, world: int) -> Shard:
     return Shard(rank * rows, (rank + 1) * rows, vocab_size)
 
 
-def vocab_layer(name: str, vocab_size: int, size: int, dtype: torch.dtype, parallel: TensorParallel) -> LayerInfo:
-    """The facts of an embedding on this rank."""
+def vocab_layer(
+    name: str,
+    kind: Literal["embedding", "head"],
+    vocab_size: int,
+    size: int,
+    dtype: torch.dtype,
+    parallel: TensorParallel,
+) -> LayerInfo:
+    """The facts of an embedding or an untied head on this rank."""
     rows = vocab_shard(vocab_size, parallel.rank, parallel.world)
-    return LayerInfo(name=name, kind="embedding", parts=(Part("", rows),), input=Shard.whole(size), dtype=dtype)
+    return LayerInfo(name=name, kind=kind, parts=(Part("", rows),), input=Shard.whole(size), dtype=dtype)
 
 
 class VocabEmbedding(WeightModule):
@@ -58,6 +86,8 @@ class VocabEmbedding(WeightModule):
         self.method = method
         self._parallel = parallel
         self._rows = info.parts[0].out
+        #: whether the matrix yields logits: an untied head, or an embedding that a head is tied to
+        self.is_head = info.kind == "head"
         for name, spec in method.weights(info).items():
             self.add_weight(name, spec)
 
@@ -80,6 +110,5 @@ class VocabEmbedding(WeightModule):
         out = self._parallel.comm.all_gather(self.method.logits(self, x))
         return out[:, : self.vocab_size]
 
-    def finish_loading(self) -> None:
-        """Let the method rearrange its weights."""
+    def _rearrange(self) -> None:
         self.method.finish_loading(self)

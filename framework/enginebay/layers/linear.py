@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from enginebay.interfaces.quant import Axis, LayerInfo, LinearMethod, WeightSpec
+from enginebay.kernels.packed_linear import pack_weight, packable, packed_linear, unpack_weight
 from enginebay.layers.weights import WeightModule
 
 
 class PlainLinear(LinearMethod):
-    """Weights as they are, in the compute dtype."""
+    """Weights in the compute dtype; on CPU packed once loaded, in place of the parameter. One instance a layer."""
+
+    def __init__(self) -> None:
+        self._packed: Tensor | None = None
 
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
         """One matrix ``[out, in]``."""
@@ -24,11 +28,21 @@ class PlainLinear(LinearMethod):
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """One matrix product."""
-        return functional.linear(x, layer.get_parameter("weight"), bias)
+        if self._packed is not None:
+            return packed_linear(x, self._packed, bias)
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        return functional.linear(x, weight, bias)
+
+    def finish_loading(self, layer: nn.Module) -> None:
+        """Pack where that pays."""
+        weight = layer.get_parameter("weight")
+        if packable(weight):
+            self._packed = pack_weight(weight)
+            weight.data = weight.data.new_empty(0)
 
     def dense_weight(self, layer: nn.Module) -> Tensor:
-        """The parameter itself."""
-        return layer.get_parameter("weight").data
+        """The matrix, unpacked if need be."""
+        return layer.get_parameter("weight").data if self._packed is None else unpack_weight(self._packed)
 
 
 class Linear(WeightModule):
@@ -73,8 +87,7 @@ class Linear(WeightModule):
         out = self.method.apply(self, x, bias)
         return out if self._reduce is None else self._reduce(out)
 
-    def finish_loading(self) -> None:
-        """Let the method rearrange its weights."""
+    def _rearrange(self) -> None:
         self.method.finish_loading(self)
 
     def dense_weight(self) -> Tensor:

@@ -50,6 +50,7 @@ class WeightModule(nn.Module):
         super().__init__()
         self.info = info
         self._device = device
+        self._finished = False
         self._specs: dict[str, WeightSpec] = {}
 
     @property
@@ -82,7 +83,15 @@ class WeightModule(nn.Module):
         self._specs[name] = spec
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Where each of the layer's checkpoint tensors goes. Valid until `finish_loading`."""
+        """Where each of the layer's checkpoint tensors goes.
+
+        Raises
+        ------
+        ModelError
+            The layer is loaded already: its parameters may have been packed.
+        """
+        if self._finished:
+            raise ModelError(f"{self.name} is loaded already; build the model anew to load other weights")
         parts = self.info.parts
         for weight, spec in self._specs.items():
             offset = 0
@@ -102,7 +111,12 @@ class WeightModule(nn.Module):
                 yield WeightTarget(module, weight, shape, shards, destination)
 
     def finish_loading(self) -> None:
-        """Rearrange what was loaded, once."""
+        """Rearrange what was loaded. After it the layer takes no more weights."""
+        self._rearrange()
+        self._finished = True
+
+    def _rearrange(self) -> None:
+        """What a kind of layer does once its weights are there; nothing by default."""
 
     def _new_parameter(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if hasattr(self, name):
