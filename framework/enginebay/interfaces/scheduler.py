@@ -178,6 +178,9 @@ class KVCacheManager(Protocol):
     def blocks_needed(self, slots: Int32Array, num_tokens: Int32Array) -> int:
         """New blocks, over all groups, for the requests in `slots` to hold `num_tokens` tokens each."""
 
+    def blocks_needed_by_row(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
+        """The same for each of `slots`, int32 ``[R]``: who can run when blocks are short."""
+
     def allocate(self, slots: Int32Array, num_tokens: Int32Array) -> tuple[NewBlocks, ...] | None:
         """Give each slot the blocks to hold `num_tokens` tokens; None, and no change, if they are short."""
 

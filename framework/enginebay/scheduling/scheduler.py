@@ -1,0 +1,440 @@
+"""The default scheduler: one token budget a step, and every request's computed tokens chase its known ones.
+
+There is no prefill phase and no decode phase. A request has `num_tokens` (known ones, and a placeholder for each token
+in flight) and `num_computed`; a step gives it what is missing, as far as the budget goes. Chunked prefill, asynchronous
+steps and recompute after preemption all follow from that. It knows slots, counts and blocks; it does not know tensors,
+text, or how a step is run. The order of requests is the policy's.
+
+Three laws
+----------
+* Blocks and slots come back only when the last step that names them has retired.
+* The running request with the smallest admission key is never preempted for blocks, so somebody always ends.
+* A steady decode step runs no Python per request in `schedule`, and only what an output costs in `update`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from enginebay.errors import ConfigError, PluginError, RequestError, RequestTooLargeError
+from enginebay.interfaces.scheduler import (
+    FinishReason,
+    Int32Array,
+    ModelOutput,
+    NewBlocks,
+    NewRequest,
+    Request,
+    RequestOutputDelta,
+    RequestStatus,
+    Scheduler,
+    SchedulerContext,
+    SchedulerOutput,
+    SchedulerStats,
+    SchedulingPolicy,
+)
+from enginebay.scheduling.slots import ACTIVE, FINISHED, PREEMPTED, SlotTable
+from enginebay.scheduling.waiting import AdmissionKey, WaitingQueue
+
+#: Admission leaves blocks for everyone seated to grow by this many tokens, lest the next step preempts someone.
+HEADROOM_TOKENS: Final = 32
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of a step in the making, decode rows first."""
+
+    slots: Int32Array
+    #: tokens of each row
+    take: Int32Array
+    num_decode: int
+    #: prompt tokens that the step may still take
+    quota: int
+
+
+class TokenBudgetScheduler(Scheduler):
+    """Continuous batching under one token budget, steered by a `SchedulingPolicy`.
+
+    Raises
+    ------
+    ConfigError
+        The context has no policy.
+    """
+
+    def __init__(self, context: SchedulerContext) -> None:
+        if context.policy is None:
+            raise ConfigError("scheduler.policy: the built-in scheduler needs a policy; name one, e.g. fcfs")
+        self.context = context
+        self._policy: SchedulingPolicy = context.policy
+        self._kv = context.kv
+        self._budget = context.max_num_batched_tokens
+        self._slots = SlotTable(context.max_num_seqs)
+        self._waiting = WaitingQueue()
+        #: slots that run, in order of admission
+        self._order: Int32Array = np.zeros(0, dtype=np.int32)
+        self._requests: dict[str, Request] = {}
+        self._keys: dict[Request, AdmissionKey] = {}
+        #: preempted requests that steps in flight still name, and their former slots
+        self._unsettled: dict[Request, int] = {}
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._num_added = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def admission_error(self, request: Request) -> str | None:
+        """Why `request` could never run, or None. The engine asks before `add`, which refuses such a request."""
+        name, prompt, outputs = request.request_id, request.num_prompt_tokens, request.max_output_tokens
+        limit = self.context.max_model_len
+        if prompt < 1:
+            return f"request {name}: the prompt is empty; give at least one token"
+        if outputs < 1 or prompt + outputs > limit:
+            return (
+                f"request {name}: a prompt of {prompt} tokens and {outputs} output tokens do not fit "
+                f"max_model_len={limit}; shorten the prompt, lower max_tokens, or raise max_model_len"
+            )
+        if not self.context.chunked_prefill and prompt > self._budget:
+            return (
+                f"request {name}: a prompt of {prompt} tokens exceeds scheduler.max_num_batched_tokens={self._budget} "
+                "and scheduler.chunked_prefill is off; shorten the prompt, raise the limit, or switch chunking on"
+            )
+        if not self._kv.fits(prompt + outputs - 1):
+            return (
+                f"request {name}: {prompt} prompt and {outputs} output tokens exceed the whole KV cache of "
+                f"{self._kv.num_blocks} blocks; shorten the prompt, lower max_tokens, or give the cache more memory"
+            )
+        return None
+
+    def add(self, request: Request) -> None:
+        """Queue `request`; a `RequestError` if its id is in use, `RequestTooLargeError` if it could never run."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request {request.request_id}: a request with this id is unfinished; use another id")
+        error = self.admission_error(request)
+        if error is not None:
+            raise RequestTooLargeError(error)
+        key = (self._policy.admission_key(request), request.arrival, self._num_added)
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self._keys[request] = key
+        self._waiting.push(key, request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutputDelta]:
+        """End requests in whatever state they are; unknown or finished ids are ignored."""
+        deltas, seated = [], []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            slot = self._end(request, "abort")
+            if slot is not None:
+                seated.append(slot)
+            deltas.append(RequestOutputDelta(request_id, [], "abort"))
+        self._settle(np.array(seated, dtype=np.int32))
+        return deltas
+
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs, or a step is in flight."""
+        return bool(self._requests or self._in_flight)
+
+    def stats(self) -> SchedulerStats:
+        """Counters as of now."""
+        return SchedulerStats(
+            num_waiting=len(self._waiting),
+            num_running=len(self._order),
+            num_in_flight_steps=len(self._in_flight),
+            num_free_blocks=self._kv.num_free_blocks,
+            num_blocks=self._kv.num_blocks,
+            num_preemptions=self._num_preemptions,
+        )
+
+    # --- a step goes out ---------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Compose the next step: running requests first, then waiting ones in the policy's order."""
+        if len(self._in_flight) >= self.context.max_concurrent_batches:
+            return None
+        self._yield_seat()
+        rows, blocks, short = self._continue_running()
+        # Who was admitted when blocks are short would be the next victim.
+        new, blocks = ([], blocks) if short else self._admit(rows, blocks)
+        if not len(rows.slots):
+            return None
+        return self._commit(rows, new, blocks)
+
+    def _commit(self, rows: _Rows, new: list[NewRequest], blocks: tuple[NewBlocks, ...]) -> SchedulerOutput:
+        """Move the rows' requests forward and put the step among those in flight."""
+        t, slots = self._slots, rows.slots
+        computed, known = t.num_computed[slots], t.num_tokens[slots]
+        reached = computed + rows.take
+        samples = reached == known
+        output = SchedulerOutput(
+            step=self._num_steps,
+            new_requests=new,
+            slots=slots,
+            num_scheduled_tokens=rows.take,
+            num_computed_tokens=computed,
+            num_decode_rows=rows.num_decode,
+            samples=samples,
+            output_index=known - t.num_prompt[slots],
+            new_blocks=blocks,
+        )
+        t.num_computed[slots] = reached
+        t.num_tokens[slots] = known + samples
+        t.in_flight[slots] += 1
+        self._num_steps += 1
+        self._in_flight.append(output)
+        return output
+
+    def _compose(self) -> _Rows:
+        """What the running requests want, cut to the budget: decode rows first, then prompt chunks."""
+        t, order = self._slots, self._order
+        computed = t.num_computed[order]
+        want = np.minimum(t.num_tokens[order], t.num_computable[order]) - computed
+        decoding = computed >= t.num_prefill[order]
+        decode = order[decoding & (want > 0)][: self._budget]
+        quota = self._prefill_quota(len(decode))
+        take = np.ones(len(decode), dtype=np.int32)
+        if len(decode) == len(order) or decoding.all():
+            return _Rows(decode, take, len(decode), quota)
+        prompts, rest = order[~decoding], want[~decoding]
+        share = np.clip(quota - (np.cumsum(rest) - rest), 0, rest)
+        granted = share > 0
+        return _Rows(
+            slots=np.concatenate([decode, prompts[granted]]),
+            take=np.concatenate([take, share[granted].astype(np.int32)]),
+            num_decode=len(decode),
+            quota=quota - int(share.sum()),
+        )
+
+    def _prefill_quota(self, num_decode: int) -> int:
+        """Prompt tokens that the policy lets a step take; where nothing decodes it cannot stop the engine."""
+        left = self._budget - num_decode
+        quota = min(max(self._policy.prefill_quota(num_decode, left), 0), left)
+        if num_decode == 0:
+            return max(quota, 1) if self.context.chunked_prefill else left
+        return quota
+
+    def _continue_running(self) -> tuple[_Rows, tuple[NewBlocks, ...], bool]:
+        """Rows of the running requests with their blocks, and whether blocks were short.
+
+        While blocks are on their way back, rows without any sit this step out; otherwise victims give theirs up until
+        the rest has enough. Rows hold nothing before `allocate` succeeds, so composing again unwinds a victim's share.
+        """
+        t, short = self._slots, False
+        rows = self._compose()
+        while True:
+            goal = t.num_computed[rows.slots] + rows.take
+            blocks = self._kv.allocate(rows.slots, goal)
+            if blocks is not None:
+                return rows, blocks, short
+            short = True
+            if self._blocks_returning():
+                needed = self._kv.blocks_needed_by_row(rows.slots, goal)
+                kept = (needed == 0) | (np.cumsum(needed) <= self._kv.num_free_blocks)
+                num_decode = int(kept[: rows.num_decode].sum())
+                rows = _Rows(rows.slots[kept], rows.take[kept], num_decode, rows.quota)
+            else:
+                self._preempt(self._choose_victim())
+                rows = self._compose()
+
+    def _blocks_returning(self) -> bool:
+        """Whether a step in flight, once retired, is certain to give blocks back."""
+        t, order = self._slots, self._order
+        # A request with a placeholder for its last output ends by length at the latest.
+        return len(t.requests) > len(order) or bool((t.num_tokens[order] > t.num_computable[order]).any())
+
+    # --- preemption --------------------------------------------------------------------------------------------------
+
+    def _running(self) -> list[Request]:
+        """Running requests in order of admission."""
+        return [self._slots.requests[slot] for slot in self._order.tolist()]
+
+    def _choose_victim(self) -> Request:
+        """The policy's choice among all running requests but the most senior one."""
+        running = self._running()
+        running.remove(min(running, key=self._keys.__getitem__))
+        if not running:
+            raise RuntimeError("scheduler: the only running request is short of blocks, though it was found to fit")
+        return self._checked(self._policy.choose_victim(running), running)
+
+    def _checked(self, victim: Request, running: list[Request]) -> Request:
+        """Refuse a victim that the policy was not offered."""
+        if victim not in running:
+            raise PluginError(
+                f"scheduling policy {type(self._policy).__name__}: choose_victim returned "
+                f"{getattr(victim, 'request_id', victim)!r}, none of the running requests that it was given"
+            )
+        return victim
+
+    def _yield_seat(self) -> None:
+        """If the first in the queue cannot be seated, let the policy say whether somebody gives way; one a step."""
+        first = self._waiting.peek()
+        if first is None or first in self._unsettled or not len(self._order) or self._blocks_returning():
+            return
+        if self._slots.num_free and self._growth(first) + self._reserve() <= self._kv.num_free_blocks:
+            return
+        running = self._running()
+        victim = self._checked(self._policy.choose_victim(running), running)
+        # Only the more urgent may displace, or two requests could displace each other for ever.
+        if self._keys[first] < self._keys[victim] and self._policy.may_preempt(first, victim):
+            self._preempt(victim)
+
+    def _preempt(self, request: Request) -> None:
+        """Send a running request back to the queue. Tokens in flight stay valid; its blocks come back after them."""
+        slot = request.slot
+        request.status = RequestStatus.PREEMPTED
+        request.slot = -1
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._slots.state[slot] = PREEMPTED
+        self._unsettled[request] = slot
+        self._waiting.push(self._keys[request], request)
+        self._settle(np.array([slot], dtype=np.int32))
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, rows: _Rows, blocks: tuple[NewBlocks, ...]) -> tuple[list[NewRequest], tuple[NewBlocks, ...]]:
+        """Seat waiting requests while seats, quota and blocks last, and append their rows to `rows`.
+
+        A request is given the blocks of all its known tokens at once: a prompt that has begun can be finished. Nobody
+        overtakes the first in the queue.
+        """
+        new: list[NewRequest] = []
+        takes: list[int] = []
+        gained = [blocks]
+        reserve: int | None = None
+        while rows.quota > 0 and self._slots.num_free:
+            request = self._waiting.peek()
+            if request is None or request in self._unsettled:
+                break
+            want = request.num_tokens
+            # Without chunking only a resumed request that outgrew the budget is cut: it could not resume otherwise.
+            if not self.context.chunked_prefill and rows.quota < want <= self._budget:
+                break
+            reserve = self._reserve() if reserve is None else reserve
+            growth = self._growth(request)
+            if growth + reserve > self._kv.num_free_blocks:
+                break
+            new_request, own = self._seat(request)
+            new.append(new_request)
+            gained.append(own)
+            takes.append(min(want, rows.quota))
+            rows.quota -= takes[-1]
+            reserve += growth - sum(len(b.block_ids) for b in own)
+        if new:
+            seats = np.array([n.slot for n in new], dtype=np.int32)
+            self._order = np.concatenate([self._order, seats])
+            rows.slots = np.concatenate([rows.slots, seats])
+            rows.take = np.concatenate([rows.take, np.array(takes, dtype=np.int32)])
+            blocks = tuple(_joined(parts) for parts in zip(*gained, strict=True))
+        return new, blocks
+
+    def _seat(self, request: Request) -> tuple[NewRequest, tuple[NewBlocks, ...]]:
+        """Move the first in the queue to a slot with blocks for all its known tokens."""
+        self._waiting.discard(request)
+        slot = self._slots.seat(request)
+        request.status = RequestStatus.RUNNING
+        blocks = self._kv.allocate(np.array([slot], dtype=np.int32), np.array([request.num_tokens], dtype=np.int32))
+        if blocks is None:
+            raise RuntimeError(f"scheduler: no blocks for request {request.request_id}, though enough were free")
+        outputs = np.array(request.output_token_ids, dtype=np.int32)
+        return NewRequest(
+            request_id=request.request_id,
+            slot=slot,
+            token_ids=np.concatenate([request.prompt_token_ids, outputs], dtype=np.int32),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=0,
+            params=request.params,
+            seed=request.seed,
+        ), blocks
+
+    def _reserve(self) -> int:
+        """Blocks that the running requests may want soon."""
+        t, order = self._slots, self._order
+        return self._kv.blocks_needed(order, np.minimum(t.num_tokens[order] + HEADROOM_TOKENS, t.num_computable[order]))
+
+    def _growth(self, request: Request) -> int:
+        """Blocks for a waiting request's known tokens and headroom, asked on behalf of the slot it would get."""
+        computable = request.num_prompt_tokens + request.max_output_tokens - 1
+        tokens = min(request.num_tokens + HEADROOM_TOKENS, computable)
+        slot = np.array([self._slots.next_free], dtype=np.int32)
+        return self._kv.blocks_needed(slot, np.array([tokens], dtype=np.int32))
+
+    # --- a step comes back -------------------------------------------------------------------------------------------
+
+    def update(self, output: SchedulerOutput, result: ModelOutput) -> list[RequestOutputDelta]:
+        """Retire the oldest step in flight; rows of requests that ended meanwhile are dropped."""
+        if not self._in_flight or self._in_flight[0].step != output.step:
+            raise RuntimeError(f"scheduler: step {output.step} came back, but it is not the oldest in flight")
+        self._in_flight.popleft()
+        t = self._slots
+        t.in_flight[output.slots] -= 1
+        rows = np.flatnonzero(output.samples & (t.state[output.slots] != FINISHED))
+        slots, tokens = output.slots[rows], result.token_ids[rows, 0]
+        if not (result.num_sampled[rows] == 1).all():
+            raise RuntimeError(f"scheduler: step {output.step} has a sampling row without exactly one token")
+        deltas = self._deliver(slots, tokens)
+        self._finish(slots, tokens, deltas)
+        self._settle(output.slots)
+        return deltas
+
+    def _deliver(self, slots: Int32Array, tokens: Int32Array) -> list[RequestOutputDelta]:
+        """Append each row's token to its request's outputs."""
+        requests, deltas = self._slots.requests, []
+        self._slots.num_outputs[slots] += 1
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            request = requests[slot]
+            request.output_token_ids.append(token)
+            deltas.append(RequestOutputDelta(request.request_id, [token]))
+        return deltas
+
+    def _finish(self, slots: Int32Array, tokens: Int32Array, deltas: list[RequestOutputDelta]) -> None:
+        """End the requests whose newest token stops them or is their last, and say so in `deltas`."""
+        t = self._slots
+        stopped = (t.stop_ids[slots] == tokens[:, None]).any(axis=1)
+        for row in np.flatnonzero(t.look_up_stops[slots]).tolist():
+            stopped[row] = int(tokens[row]) in t.requests[int(slots[row])].stop_token_ids
+        full = t.num_outputs[slots] >= t.max_outputs[slots]
+        for row in np.flatnonzero(stopped | full).tolist():
+            delta, request = deltas[row], t.requests[int(slots[row])]
+            delta.finish_reason = "stop" if stopped[row] else "length"
+            delta.stop_token_id = int(tokens[row]) if stopped[row] else None
+            self._end(request, delta.finish_reason)
+
+    def _end(self, request: Request, reason: FinishReason) -> int | None:
+        """Finish a request in any state; returns the slot that is to be settled, if it has one."""
+        slot = self._unsettled.get(request, request.slot)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.slot = -1
+        self._waiting.discard(request)
+        del self._requests[request.request_id], self._keys[request]
+        if slot < 0:
+            return None
+        self._slots.state[slot] = FINISHED
+        return slot
+
+    def _settle(self, slots: Int32Array) -> None:
+        """Take slots that left the batch out of the order, and free those that no step in flight names any more."""
+        t = self._slots
+        leaving = slots[t.state[slots] > ACTIVE]
+        if not len(leaving):
+            return
+        self._order = self._order[t.state[self._order] == ACTIVE]
+        for slot in leaving[t.in_flight[leaving] == 0].tolist():
+            self._kv.free(slot)
+            self._unsettled.pop(t.vacate(slot), None)
+
+
+def _joined(parts: tuple[NewBlocks, ...]) -> NewBlocks:
+    """One group's new blocks from several allocations."""
+    return NewBlocks(
+        slots=np.concatenate([p.slots for p in parts]),
+        columns=np.concatenate([p.columns for p in parts]),
+        block_ids=np.concatenate([p.block_ids for p in parts]),
+    )
