@@ -109,13 +109,13 @@ def test_rows_are_ordered_decode_extend_prefill_by_admission(simulator: type[Sim
     assert output.num_scheduled_tokens.tolist() == [1, 3, 2]
 
 
-def test_more_decode_rows_than_budget_serve_the_earliest(simulator: type[Simulator]) -> None:
+def test_nobody_is_admitted_while_decode_rows_fill_the_budget(simulator: type[Simulator]) -> None:
     sim = simulator(budget=2)
     for _ in range(4):
         sim.add(range(1), outputs=4)
     sim.run()
     sim.check_idle()
-    assert sim.history[1] == ["r0", "r1"]
+    assert sim.history == [["r0", "r1"]] * 4 + [["r2", "r3"]] * 4
 
 
 def test_prefill_quota_bounds_prompt_tokens(simulator: type[Simulator]) -> None:

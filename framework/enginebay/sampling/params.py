@@ -11,9 +11,27 @@ from enginebay.errors import RequestError
 
 #: vLLM parameters that this version refuses by name rather than as unknown words.
 _NOT_YET = frozenset(
-    "n best_of presence_penalty frequency_penalty repetition_penalty stop include_stop_str_in_output min_tokens logprobs "
-    "prompt_logprobs logit_bias allowed_token_ids bad_words guided_decoding structured_outputs truncate_prompt_tokens "
-    "logits_processors extra_args priority".split()
+    [
+        "n",
+        "best_of",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "stop",
+        "include_stop_str_in_output",
+        "min_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "guided_decoding",
+        "structured_outputs",
+        "truncate_prompt_tokens",
+        "logits_processors",
+        "extra_args",
+        "priority",
+    ]
 )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -37,23 +36,12 @@ from enginebay.interfaces.scheduler import (
     SchedulerStats,
     SchedulingPolicy,
 )
+from enginebay.scheduling.rows import Rows, compose, joined
 from enginebay.scheduling.slots import ACTIVE, FINISHED, PREEMPTED, SlotTable
 from enginebay.scheduling.waiting import AdmissionKey, WaitingQueue
 
 #: Admission leaves blocks for everyone seated to grow by this many tokens, lest the next step preempts someone.
 HEADROOM_TOKENS: Final = 32
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows of a step in the making, decode rows first."""
-
-    slots: Int32Array
-    #: tokens of each row
-    take: Int32Array
-    num_decode: int
-    #: prompt tokens that the step may still take
-    quota: int
 
 
 class TokenBudgetScheduler(Scheduler):
@@ -166,7 +154,7 @@ class TokenBudgetScheduler(Scheduler):
             return None
         return self._commit(rows, new, blocks)
 
-    def _commit(self, rows: _Rows, new: list[NewRequest], blocks: tuple[NewBlocks, ...]) -> SchedulerOutput:
+    def _commit(self, rows: Rows, new: list[NewRequest], blocks: tuple[NewBlocks, ...]) -> SchedulerOutput:
         """Move the rows' requests forward and put the step among those in flight."""
         t, slots = self._slots, rows.slots
         computed, known = t.num_computed[slots], t.num_tokens[slots]
@@ -190,27 +178,6 @@ class TokenBudgetScheduler(Scheduler):
         self._in_flight.append(output)
         return output
 
-    def _compose(self) -> _Rows:
-        """What the running requests want, cut to the budget: decode rows first, then prompt chunks."""
-        t, order = self._slots, self._order
-        computed = t.num_computed[order]
-        want = np.minimum(t.num_tokens[order], t.num_computable[order]) - computed
-        decoding = computed >= t.num_prefill[order]
-        decode = order[decoding & (want > 0)][: self._budget]
-        quota = self._prefill_quota(len(decode))
-        take = np.ones(len(decode), dtype=np.int32)
-        if len(decode) == len(order) or decoding.all():
-            return _Rows(decode, take, len(decode), quota)
-        prompts, rest = order[~decoding], want[~decoding]
-        share = np.clip(quota - (np.cumsum(rest) - rest), 0, rest)
-        granted = share > 0
-        return _Rows(
-            slots=np.concatenate([decode, prompts[granted]]),
-            take=np.concatenate([take, share[granted].astype(np.int32)]),
-            num_decode=len(decode),
-            quota=quota - int(share.sum()),
-        )
-
     def _prefill_quota(self, num_decode: int) -> int:
         """Prompt tokens that the policy lets a step take; where nothing decodes it cannot stop the engine."""
         left = self._budget - num_decode
@@ -219,14 +186,14 @@ class TokenBudgetScheduler(Scheduler):
             return max(quota, 1) if self.context.chunked_prefill else left
         return quota
 
-    def _continue_running(self) -> tuple[_Rows, tuple[NewBlocks, ...], bool]:
+    def _continue_running(self) -> tuple[Rows, tuple[NewBlocks, ...], bool]:
         """Rows of the running requests with their blocks, and whether blocks were short.
 
         While blocks are on their way back, rows without any sit this step out; otherwise victims give theirs up until
         the rest has enough. Rows hold nothing before `allocate` succeeds, so composing again unwinds a victim's share.
         """
         t, short = self._slots, False
-        rows = self._compose()
+        rows = compose(t, self._order, self._budget, self._prefill_quota)
         while True:
             goal = t.num_computed[rows.slots] + rows.take
             blocks = self._kv.allocate(rows.slots, goal)
@@ -236,11 +203,10 @@ class TokenBudgetScheduler(Scheduler):
             if self._blocks_returning():
                 needed = self._kv.blocks_needed_by_row(rows.slots, goal)
                 kept = (needed == 0) | (np.cumsum(needed) <= self._kv.num_free_blocks)
-                num_decode = int(kept[: rows.num_decode].sum())
-                rows = _Rows(rows.slots[kept], rows.take[kept], num_decode, rows.quota)
+                rows = rows.keep(kept)
             else:
                 self._preempt(self._choose_victim())
-                rows = self._compose()
+                rows = compose(t, self._order, self._budget, self._prefill_quota)
 
     def _blocks_returning(self) -> bool:
         """Whether a step in flight, once retired, is certain to give blocks back."""
@@ -298,7 +264,7 @@ class TokenBudgetScheduler(Scheduler):
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: _Rows, blocks: tuple[NewBlocks, ...]) -> tuple[list[NewRequest], tuple[NewBlocks, ...]]:
+    def _admit(self, rows: Rows, blocks: tuple[NewBlocks, ...]) -> tuple[list[NewRequest], tuple[NewBlocks, ...]]:
         """Seat waiting requests while seats, quota and blocks last, and append their rows to `rows`.
 
         A request is given the blocks of all its known tokens at once: a prompt that has begun can be finished. Nobody
@@ -327,11 +293,10 @@ class TokenBudgetScheduler(Scheduler):
             rows.quota -= takes[-1]
             reserve += growth - sum(len(b.block_ids) for b in own)
         if new:
-            seats = np.array([n.slot for n in new], dtype=np.int32)
-            self._order = np.concatenate([self._order, seats])
-            rows.slots = np.concatenate([rows.slots, seats])
-            rows.take = np.concatenate([rows.take, np.array(takes, dtype=np.int32)])
-            blocks = tuple(_joined(parts) for parts in zip(*gained, strict=True))
+            seats = [n.slot for n in new]
+            self._order = np.concatenate([self._order, np.array(seats, dtype=np.int32)])
+            rows.append(seats, takes)
+            blocks = joined(gained)
         return new, blocks
 
     def _seat(self, request: Request) -> tuple[NewRequest, tuple[NewBlocks, ...]]:
@@ -429,12 +394,3 @@ class TokenBudgetScheduler(Scheduler):
         for slot in leaving[t.in_flight[leaving] == 0].tolist():
             self._kv.free(slot)
             self._unsettled.pop(t.vacate(slot), None)
-
-
-def _joined(parts: tuple[NewBlocks, ...]) -> NewBlocks:
-    """One group's new blocks from several allocations."""
-    return NewBlocks(
-        slots=np.concatenate([p.slots for p in parts]),
-        columns=np.concatenate([p.columns for p in parts]),
-        block_ids=np.concatenate([p.block_ids for p in parts]),
-    )

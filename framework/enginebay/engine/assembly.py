@@ -1,0 +1,382 @@
+"""Assembly: from a configuration to a running engine, in titled stages. Choices are the resolver's; this gives it facts.
+
+`explain` stops before anything is loaded; `build_engine` goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from enginebay.config import AUTO_BATCHED_TOKENS, EngineConfig, LoadedConfig, ResolvedConfig, validate_options
+from enginebay.engine.core import EngineCore, EngineInfo
+from enginebay.engine.hardware import choose_dtype, detect
+from enginebay.errors import ConfigError
+from enginebay.interfaces.batch import torch_dtype
+from enginebay.interfaces.executor import CacheGroup, Executor, ExecutorContext, KVCacheSpec
+from enginebay.interfaces.quant import QuantContext
+from enginebay.interfaces.scheduler import Scheduler, SchedulerContext, SchedulingPolicy
+from enginebay.kv_cache.coordinator import KVCacheCoordinator
+from enginebay.layers.rotary import position_limit
+from enginebay.loading.hf_config import eos_token_ids, load_hf_config
+from enginebay.loading.tokenizer import load_tokenizer
+from enginebay.models.reference import ModelFiles, resolve_model, resolve_tokenizer
+from enginebay.plugins.attention import resolve_attention
+from enginebay.plugins.loader import PluginLoader
+from enginebay.plugins.records import Phase, Record, SchedulerRecord
+from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
+from enginebay.plugins.resolver import resolve
+from enginebay.plugins.selection import AttentionSelection, Selection, identities, switched_off
+from enginebay.scheduling.scheduler import TokenBudgetScheduler
+from enginebay.worker.memory import num_kv_blocks
+from enginebay.worker.model_loader import ModelParts, build_model
+from enginebay.worker.worker import DeviceWorker, WorkerSpec
+
+PHASES: tuple[Phase, ...] = ("decode", "prefill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What would run, and why; nothing is loaded yet."""
+
+    loaded: LoadedConfig
+    resolved: ResolvedConfig
+    hardware: Hardware
+    files: ModelFiles
+    parts: ModelParts
+    attention: AttentionSelection
+    executor: Selection
+    scheduler: Selection
+    #: all bays, in the report's order
+    selections: tuple[Selection, ...]
+    cache: KVCacheSpec
+    loader: PluginLoader
+
+    @property
+    def config(self) -> EngineConfig:
+        """The configuration as written."""
+        return self.loaded.config
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps in flight: 1 where the user or a part switched asynchronous scheduling off."""
+        off = any(s.feature == "async_scheduling" for s in switched_off(self.selections))
+        if off or not self.config.scheduler.async_scheduling:
+            return 1
+        return int(getattr(self.executor.chosen, "max_concurrent_batches", 1))
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+def explain(loaded: LoadedConfig) -> Explanation:
+    """Resolve every bay without loading weights."""
+    config = loaded.config
+    # plugins
+    loader = PluginLoader()
+    for reference in config.plugins:
+        loader.add_local(reference)
+    # model files and what they say
+    files = resolve_model(config.model, load_format=config.load_format)
+    hf_config = load_hf_config(files)
+    quant_config = _quantization(hf_config, files, dummy=config.load_format == "dummy")
+    # device and sizes
+    hardware = detect(config.device)
+    if config.graphs.decode_sizes and hardware.device != "cuda":
+        raise ConfigError(
+            f"graphs.decode_sizes ({loaded.where('graphs.decode_sizes')}): CUDA graphs need device cuda, not "
+            f"{hardware.device}; set graphs.decode_sizes: []"
+        )
+    sizes = _sizes(config, hf_config, hardware)
+    requirements = _requirements(config, sizes, hardware, hf_config, quant_config)
+    # model and quantizer, then the layers that they make
+    model = resolve("model", "auto", "auto", requirements, loader)
+    quant_wanted = "auto" if config.quant == "auto" else config.quant.method
+    quant = resolve("quant", quant_wanted, _source(loaded, "quant"), requirements, loader)
+    parts = _model_parts(loaded, files, hf_config, sizes, model, quant, quant_config)
+    specs = _attention_specs(parts)
+    requirements = replace(requirements, attention=tuple(dict.fromkeys(specs)))
+    # the other bays
+    phases = config.attention.phases
+    attention = resolve_attention(
+        {"prefill": phases.prefill, "decode": phases.decode},
+        {phase: _source(loaded, f"attention.backend.{phase}") for phase in PHASES},
+        requirements,
+        loader,
+    )
+    executor = resolve("executor", config.executor.backend, _source(loaded, "executor.backend"), requirements, loader)
+    scheduler = resolve("scheduler", config.scheduler.policy, _source(loaded, "scheduler.policy"), requirements, loader)
+    resolved = replace(sizes, block_size=attention.block_size, kv_dtype=attention.kv_dtype)
+    return Explanation(
+        loaded=loaded,
+        resolved=resolved,
+        hardware=hardware,
+        files=files,
+        parts=parts,
+        attention=attention,
+        executor=executor,
+        scheduler=scheduler,
+        selections=(model, *attention.selections, quant, scheduler, executor),
+        cache=_cache_spec(specs, attention),
+        loader=loader,
+    )
+
+
+def _source(loaded: LoadedConfig, path: str) -> str:
+    return str(loaded.source(path))
+
+
+def _quantization(hf_config: Any, files: ModelFiles, *, dummy: bool) -> Mapping[str, Any]:
+    if dummy:
+        return {}
+    if files.kind == "gguf":
+        return {"quant_method": "gguf"}
+    found = getattr(hf_config, "quantization_config", None) or {}
+    return dict(found) if isinstance(found, Mapping) else dict(found.to_dict())
+
+
+def _sizes(config: EngineConfig, hf_config: Any, hardware: Hardware) -> ResolvedConfig:
+    why: dict[str, str] = {}
+    dtype, reason = choose_dtype(config.dtype, hf_config, hardware)
+    if reason:
+        why["dtype"] = reason
+    why["device"] = f"{hardware.name}, asked for as {config.device}"
+    limit = _length_limit(hf_config)
+    length = limit if config.max_model_len == "auto" else config.max_model_len
+    if config.max_model_len == "auto":
+        why["max_model_len"] = "positions that the model's rope covers"
+    tokens = config.scheduler.max_num_batched_tokens
+    if tokens == "auto":
+        tokens = AUTO_BATCHED_TOKENS[hardware.device]
+        why["max_num_batched_tokens"] = f"the default on {hardware.device}"
+        if not config.scheduler.chunked_prefill:
+            tokens = max(tokens, length)
+            why["max_num_batched_tokens"] = "chunked_prefill is off, so a step must hold the longest prompt"
+    kv_dtype = dtype if config.cache.dtype == "auto" else config.cache.dtype
+    if config.cache.dtype == "auto":
+        why["kv_dtype"] = "the compute dtype"
+    if config.cache.block_size == "auto":
+        why["block_size"] = "the smallest that every attention backend reads, 16 at least"
+    return ResolvedConfig(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=hardware.device,
+        max_model_len=length,
+        block_size=0,
+        max_num_batched_tokens=tokens,
+        why=why,
+    )
+
+
+def _length_limit(hf_config: Any) -> int:
+    layer_types = set(getattr(hf_config, "layer_types", None) or ())
+    parameters = getattr(hf_config, "rope_parameters", None) or {}
+    by_type = [t for t in layer_types if isinstance(parameters.get(t), Mapping)]
+    return min((position_limit(hf_config, t) for t in by_type), default=0) or position_limit(hf_config)
+
+
+def _requirements(
+    config: EngineConfig,
+    sizes: ResolvedConfig,
+    hardware: Hardware,
+    hf_config: Any,
+    quant_config: Mapping[str, Any],
+) -> Requirements:
+    return Requirements(
+        hardware=hardware,
+        dtype=sizes.dtype,
+        kv_dtype=sizes.kv_dtype,
+        architecture=hf_config.architectures[0],
+        block_size=None if config.cache.block_size == "auto" else config.cache.block_size,
+        quant_method=quant_config.get("quant_method"),
+        model_config=hf_config.to_dict(),
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        tensor_parallel=config.parallel.tensor,
+        pipeline_parallel=config.parallel.pipeline,
+        graphs=bool(config.graphs.decode_sizes),
+        async_scheduling=config.scheduler.async_scheduling,
+    )
+
+
+def _model_parts(
+    loaded: LoadedConfig,
+    files: ModelFiles,
+    hf_config: Any,
+    sizes: ResolvedConfig,
+    model: Selection,
+    quant: Selection,
+    quant_config: Mapping[str, Any],
+) -> ModelParts:
+    config = loaded.config
+    assert model.chosen is not None
+    quantizer = None
+    if quant.chosen is not None:
+        options = {} if config.quant == "auto" else config.quant.options
+        context = QuantContext(
+            quantization_config=quant_config,
+            dtype=torch_dtype(sizes.dtype),
+            options=validate_options(quant.chosen.options, options, "quant.options", loaded.where),
+        )
+        quantizer = (quant.chosen.factory, context)
+    return ModelParts(
+        files=files,
+        hf_config=hf_config,
+        model=model.chosen.factory,
+        quant=quantizer,
+        dtype=sizes.dtype,
+        max_model_len=sizes.max_model_len,
+        dummy_seed=config.seed if config.load_format == "dummy" else None,
+    )
+
+
+def _attention_specs(parts: ModelParts) -> list[AttentionSpec]:
+    model, _ = build_model(parts, "meta")
+    return [layer.spec for layer in model.attention_layers]
+
+
+def _cache_spec(specs: list[AttentionSpec], attention: AttentionSelection) -> KVCacheSpec:
+    groups = tuple(
+        CacheGroup(spec=spec, layers=tuple(i for i, other in enumerate(specs) if other == spec))
+        for spec in dict.fromkeys(specs)
+    )
+    return KVCacheSpec(
+        groups=groups, block_size=attention.block_size, kv_dtype=attention.kv_dtype, layout=attention.layout
+    )
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def build_engine(loaded: LoadedConfig) -> tuple[EngineCore, Any]:
+    """Resolve, load and start. Returns the core and the tokenizer (None for a folder without one and random weights)."""
+    explanation = explain(loaded)
+    tokenizer = _load_tokenizer(explanation)
+    executor = _start_executor(explanation)
+    try:
+        return _start_core(explanation, executor, tokenizer), tokenizer
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def _load_tokenizer(explanation: Explanation) -> Any:
+    config = explanation.config
+    if config.tokenizer is not None:
+        return load_tokenizer(resolve_tokenizer(config.tokenizer))
+    folder = explanation.files.path
+    has_one = explanation.files.kind == "gguf" or any(Path(folder).glob("tokenizer*"))
+    if explanation.parts.dummy_seed is not None and not has_one:
+        return None
+    return load_tokenizer(explanation.files)
+
+
+def _start_executor(explanation: Explanation) -> Executor:
+    config, loaded = explanation.config, explanation.loaded
+    record = explanation.executor.chosen
+    assert record is not None
+    spec = WorkerSpec(
+        config=config,
+        resolved=explanation.resolved,
+        parts=explanation.parts,
+        cache=explanation.cache,
+        attention={phase: _backend(explanation, phase) for phase in PHASES},
+    )
+    executor = record.factory(
+        ExecutorContext(
+            make_worker=lambda rank: DeviceWorker(spec, rank),
+            world_size=config.parallel.world_size,
+            device=explanation.resolved.device,
+            max_concurrent_batches=explanation.max_concurrent_batches,
+            options=validate_options(record.options, config.executor.options, "executor.options", loaded.where),
+        )
+    )
+    assert isinstance(executor, Executor)
+    executor.start()
+    return executor
+
+
+def _backend(explanation: Explanation, phase: Phase) -> tuple[Any, BaseModel]:
+    """Factory and options of a phase's backend. Two backends have their options under their names."""
+    records: dict[str, Record] = {p: explanation.attention.record(p) for p in PHASES}
+    names = {record.name for record in records.values()}
+    options, path = explanation.config.attention.options, "attention.options"
+    if len(names) > 1:
+        if unknown := set(options) - names:
+            raise ConfigError(
+                f"{path}: {', '.join(sorted(unknown))}: prefill and decode use {' and '.join(sorted(names))}, so options "
+                "stand under a backend's name"
+            )
+        options, path = options.get(records[phase].name, {}), f"{path}.{records[phase].name}"
+    record = records[phase]
+    return record.factory, validate_options(record.options, options, path, explanation.loaded.where)
+
+
+def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) -> EngineCore:
+    config, resolved = explanation.config, explanation.resolved
+    num_blocks = _pool_blocks(explanation, executor)
+    executor.initialize_kv_cache(num_blocks)
+    resolved = replace(resolved, num_kv_blocks=num_blocks)
+    kv = KVCacheCoordinator(
+        groups=len(explanation.cache.groups),
+        block_size=resolved.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+    )
+    if config.max_model_len == "auto" and not kv.fits(resolved.max_model_len):
+        # One truth for admission and the listing (C7): what a single request can really hold.
+        fitted = (kv.num_blocks // len(explanation.cache.groups)) * resolved.block_size
+        why = {**resolved.why, "max_model_len": "tokens that the whole KV pool holds"}
+        resolved = replace(resolved, max_model_len=fitted, why=why)
+    info = EngineInfo(
+        config=config,
+        sources=explanation.loaded.sources,
+        resolved=resolved,
+        selections=explanation.selections,
+        vocab_size=explanation.parts.hf_config.vocab_size,
+        eos_token_ids=eos_token_ids(explanation.files, explanation.parts.hf_config, tokenizer),
+    )
+    observers = explanation.loader.observers(identities(explanation.selections))
+    depth = min(explanation.max_concurrent_batches, executor.max_concurrent_batches)
+    return EngineCore(info, executor, _scheduler(explanation, resolved, kv, depth), depth, observers)
+
+
+def _pool_blocks(explanation: Explanation, executor: Executor) -> int:
+    config, resolved, cache = explanation.config, explanation.resolved, executor.kv_cache_spec()
+    if config.cache.num_blocks != "auto":
+        return config.cache.num_blocks + 1
+    per_request = -(-resolved.max_model_len // resolved.block_size) * len(cache.groups)
+    return num_kv_blocks(
+        executor.available_kv_memory(),
+        cache.block_bytes(torch_dtype(resolved.kv_dtype).itemsize),
+        resolved.max_model_len,
+        resolved.block_size,
+        wanted=per_request * config.scheduler.max_num_seqs,
+    )
+
+
+def _scheduler(explanation: Explanation, resolved: ResolvedConfig, kv: KVCacheCoordinator, depth: int) -> Scheduler:
+    config = explanation.config.scheduler
+    record = explanation.scheduler.chosen
+    assert isinstance(record, SchedulerRecord)
+    context = SchedulerContext(
+        kv=kv,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        chunked_prefill=config.chunked_prefill,
+        max_concurrent_batches=depth,
+        policy=None,
+        options=validate_options(record.options, config.options, "scheduler.options", explanation.loaded.where),
+    )
+    made = record.factory(context)
+    if record.depth == "scheduler":
+        assert isinstance(made, Scheduler)
+        return made
+    assert isinstance(made, SchedulingPolicy)
+    return TokenBudgetScheduler(replace(context, policy=made))

@@ -1,0 +1,214 @@
+"""One rank's worker: device, model, weights, cache, runner. Implements `enginebay.interfaces.executor.Worker`."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from enginebay.config import EngineConfig, ResolvedConfig
+from enginebay.errors import ExecutorError
+from enginebay.interfaces.attention import AttentionBackend, AttentionContext
+from enginebay.interfaces.batch import Bucket, torch_dtype
+from enginebay.interfaces.executor import KVCacheSpec
+from enginebay.interfaces.model import CausalLM
+from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
+from enginebay.layers.attention import AttentionRuntime
+from enginebay.plugins.records import Phase
+from enginebay.worker.batch import SlotBatch
+from enginebay.worker.memory import CPU_SHARE, cuda_kv_bytes, host_memory_bytes
+from enginebay.worker.model_loader import ModelParts, load_model
+from enginebay.worker.model_runner import ModelRunner
+from enginebay.worker.profiling import profile_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """Everything that a worker is made from: the same for all ranks."""
+
+    config: EngineConfig
+    resolved: ResolvedConfig
+    parts: ModelParts
+    cache: KVCacheSpec
+    #: factory and options of the backend of each phase, and the model's
+    attention: dict[Phase, tuple[Any, Any]]
+
+
+class DeviceWorker:
+    """A rank on a CUDA device or on the CPU."""
+
+    def __init__(self, spec: WorkerSpec, rank: int = 0) -> None:
+        self.spec = spec
+        self.rank = rank
+        resolved = spec.resolved
+        self.device = torch.device(resolved.device, rank) if resolved.device == "cuda" else torch.device("cpu")
+        self._model: CausalLM | None = None
+        self._runner: ModelRunner | None = None
+        self._runtimes: tuple[AttentionRuntime, ...] = ()
+        self._output_stream: torch.cuda.Stream | None = None
+
+    # --- start ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the device, build the model and load its weights."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            self._output_stream = torch.cuda.Stream(self.device)
+        self._model = load_model(self.spec.parts, self.device)
+        self._runtimes = tuple(
+            AttentionRuntime(
+                group=index, decode=self._backend("decode", index), prefill=self._backend("prefill", index)
+            )
+            for index in range(len(self.spec.cache.groups))
+        )
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """What this rank's layers ask of the cache."""
+        return self.spec.cache
+
+    def available_kv_memory(self) -> int:
+        """Bytes for the KV cache: what the user fixed, or what a run of the largest step leaves."""
+        fixed = self.spec.config.cache.memory_bytes
+        if fixed != "auto":
+            return fixed
+        if self.device.type == "cpu":
+            return int(host_memory_bytes() * CPU_SHARE)
+        # The largest step runs over a cache of two blocks: its rows all read the null block.
+        self._bind_cache(2)
+        peak = profile_step(self._require_runner(), self.spec.resolved.max_num_batched_tokens, self.device)
+        self._runner = None
+        bucket = Bucket(self.spec.config.scheduler.max_num_seqs, self.spec.resolved.max_num_batched_tokens)
+        workspace = sum(r.decode.workspace_bytes(bucket) + r.prefill.workspace_bytes(bucket) for r in self._runtimes)
+        return cuda_kv_bytes(self.device, self.spec.config.cache.gpu_memory_utilization, peak, workspace)
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the cache, and capture the graphs that the configuration asks for."""
+        self._bind_cache(num_blocks)
+        if self.spec.config.graphs.decode_sizes:
+            self._require_runner().capture(self.spec.config.graphs.decode_sizes)
+
+    # --- steps ---------------------------------------------------------------------------------------------------------
+
+    def execute_model(self, output: SchedulerOutput) -> None:
+        """Run a step as far as its logits."""
+        self._require_runner().execute(output)
+
+    def sample(self) -> Future[ModelOutput]:
+        """Sample; the future completes when the ids are on the host, without holding up the next step's launch."""
+        output, token_ids = self._require_runner().sample()
+        num_sampled = output.samples.astype(np.int32)
+        if token_ids is None:
+            return _done(ModelOutput(np.zeros((output.num_rows, 1), dtype=np.int32), num_sampled))
+        if self._output_stream is None:
+            return _done(_to_output(token_ids, num_sampled))
+        return _CopyingFuture(token_ids, num_sampled, self._output_stream)
+
+    def shutdown(self) -> None:
+        """Drop the model and the cache."""
+        self._runner = self._model = None
+        self._runtimes = ()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- parts ---------------------------------------------------------------------------------------------------------
+
+    def _require_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise ExecutorError(f"rank {self.rank}: the KV cache has not been initialised")
+        return self._runner
+
+    def _backend(self, phase: Phase, group: int) -> AttentionBackend:
+        spec, resolved, scheduler = self.spec, self.spec.resolved, self.spec.config.scheduler
+        factory, options = spec.attention[phase]
+        backend = factory(
+            AttentionContext(
+                spec=spec.cache.groups[group].spec,
+                group=group,
+                phase=phase,
+                dtype=torch_dtype(resolved.dtype),
+                kv_dtype=torch_dtype(resolved.kv_dtype),
+                device=self.device,
+                block_size=resolved.block_size,
+                layout=spec.cache.layout,
+                max_num_rows=scheduler.max_num_seqs,
+                max_num_tokens=max(resolved.max_num_batched_tokens, scheduler.max_num_seqs),
+                max_model_len=resolved.max_model_len,
+                options=options,
+            )
+        )
+        assert isinstance(backend, AttentionBackend)
+        return backend
+
+    def _bind_cache(self, num_blocks: int) -> None:
+        assert self._model is not None
+        cache, resolved = self.spec.cache, self.spec.resolved
+        tensors = [allocate_cache(cache, j, num_blocks, self.device) for j in range(cache.num_tensors)]
+        for runtime, group in zip(self._runtimes, cache.groups, strict=True):
+            for j, layer in enumerate(group.layers):
+                self._model.attention_layers[layer].bind(runtime, tensors[j])
+        tokens = max(resolved.max_num_batched_tokens, self.spec.config.scheduler.max_num_seqs)
+        batch = SlotBatch(
+            max_num_seqs=self.spec.config.scheduler.max_num_seqs,
+            max_num_tokens=tokens,
+            max_model_len=resolved.max_model_len,
+            block_size=resolved.block_size,
+            num_groups=len(cache.groups),
+            device=self.device,
+        )
+        self._runner = ModelRunner(self._model, batch, self._runtimes, tokens)
+
+
+def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torch.device) -> Tensor:
+    """Cache tensor `index`, contiguous in the layout's order, seen as ``[blocks, 2, block, kv_heads, head_dim]``.
+
+    Pages are not touched (on CPU they cost nothing until used) but for the null block, which padding rows read.
+    """
+    spec = next(g.spec for g in cache.groups if len(g.layers) > index)
+    sizes = {
+        "blocks": num_blocks,
+        "kv": 2,
+        "block": cache.block_size,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+    }
+    stored = torch.empty([sizes[a] for a in cache.layout.axes], dtype=torch_dtype(cache.kv_dtype), device=device)
+    canonical = stored.permute([cache.layout.axes.index(a) for a in sizes])
+    canonical[0].zero_()
+    return canonical
+
+
+def _to_output(token_ids: Tensor, num_sampled: Any) -> ModelOutput:
+    return ModelOutput(token_ids.to(torch.int32).unsqueeze(1).numpy(), num_sampled)
+
+
+def _done(output: ModelOutput) -> Future[ModelOutput]:
+    future: Future[ModelOutput] = Future()
+    future.set_result(output)
+    return future
+
+
+class _CopyingFuture(Future[ModelOutput]):
+    """Completes when sampled ids have arrived on the host; the copy runs beside the next step."""
+
+    def __init__(self, token_ids: Tensor, num_sampled: Any, stream: torch.cuda.Stream) -> None:
+        super().__init__()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._host = token_ids.to("cpu", non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(stream)
+        token_ids.record_stream(stream)
+        self._num_sampled = num_sampled
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return bool(self._event.query())
+
+    def result(self, timeout: float | None = None) -> ModelOutput:
+        """Wait for the ids."""
+        self._event.synchronize()
+        return _to_output(self._host, self._num_sampled)

@@ -1,0 +1,92 @@
+"""The in-process executor: one worker, whose steps run in order on a thread of their own.
+
+On CPU the thread is what lets the engine schedule step N+1 while step N computes. On CUDA a launch returns before the
+device is done, so a thread would only contend for the interpreter: steps are launched where they are scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from enginebay.errors import ExecutorError
+from enginebay.interfaces.executor import Executor, ExecutorContext, KVCacheSpec, Worker
+from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
+
+T = TypeVar("T")
+
+
+class UniprocExecutor(Executor):
+    """Runs rank 0 here."""
+
+    def __init__(self, context: ExecutorContext) -> None:
+        super().__init__(context)
+        threaded = context.device == "cpu" and context.max_concurrent_batches > 1
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="enginebay-worker") if threaded else None
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Make the worker and load the model."""
+        self._worker = self.context.make_worker(0)
+        self._call(self._worker.start)
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The worker's."""
+        return self._call(self._require().kv_cache_spec)
+
+    def available_kv_memory(self) -> int:
+        """The worker's, in bytes."""
+        return self._call(self._require().available_kv_memory)
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the worker's cache."""
+        self._call(self._require().initialize_kv_cache, num_blocks)
+
+    def execute_model(self, output: SchedulerOutput) -> Future[None]:
+        """Start a step."""
+        return self._submit(self._require().execute_model, output)
+
+    def sample(self) -> Future[ModelOutput]:
+        """Sample the step started last."""
+        worker = self._require()
+        if self._thread is None:
+            return worker.sample()
+        return self._thread.submit(lambda: worker.sample().result())
+
+    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call the worker's `method` after the steps in flight."""
+        function = getattr(self._require(), method, None)
+        if method.startswith("_") or not callable(function):
+            raise ExecutorError(f"the worker has no method {method!r}")
+        return [self._call(function, *args)]
+
+    def check_health(self) -> None:
+        """A worker in this process is gone only after `shutdown`."""
+        self._require()
+
+    def shutdown(self) -> None:
+        """Let the step in flight end and drop the worker."""
+        worker, self._worker = self._worker, None
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        if worker is not None:
+            worker.shutdown()
+
+    def _require(self) -> Worker:
+        if self._worker is None:
+            raise ExecutorError("rank 0: the worker is not running")
+        return self._worker
+
+    def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        if self._thread is not None:
+            return self._thread.submit(function, *args)
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _call(self, function: Callable[..., T], *args: Any) -> T:
+        return self._submit(function, *args).result()
