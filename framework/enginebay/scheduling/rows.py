@@ -1,6 +1,6 @@
 """The rows of a step in the making: what running requests want, cut to the budget.
 
-It knows the slot table's counters. It does not know requests, blocks, or the policy but for the quota that it is handed.
+It knows the slot table's counters and the quota that it is handed. It does not know requests, policies or the pool.
 """
 
 from __future__ import annotations
