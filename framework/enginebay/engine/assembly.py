@@ -149,9 +149,9 @@ def _sizes(config: EngineConfig, hf_config: Any, hardware: Hardware) -> Resolved
     length = limit if config.max_model_len == "auto" else config.max_model_len
     if config.max_model_len == "auto":
         why["max_model_len"] = "positions that the model's rope covers"
-    tokens = config.scheduler.max_num_batched_tokens
-    if tokens == "auto":
-        tokens = AUTO_BATCHED_TOKENS[hardware.device]
+    wanted = config.scheduler.max_num_batched_tokens
+    tokens = AUTO_BATCHED_TOKENS[hardware.device] if wanted == "auto" else wanted
+    if wanted == "auto":
         why["max_num_batched_tokens"] = f"the default on {hardware.device}"
         if not config.scheduler.chunked_prefill:
             tokens = max(tokens, length)

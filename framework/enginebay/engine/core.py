@@ -146,6 +146,8 @@ class EngineCore:
             if output is None:
                 return
             executed = self.executor.execute_model(output)
+            if executed.done():
+                executed.result()  # a launch that failed at once is the fault to report, not the sampling after it
             self._in_flight.append(_InFlight(output, executed, self.executor.sample(), time.monotonic()))
 
     def _retire(self) -> list[RequestOutputDelta]:

@@ -11,28 +11,12 @@ from enginebay.errors import RequestError
 
 #: vLLM parameters that this version refuses by name rather than as unknown words.
 _NOT_YET = frozenset(
-    [
-        "n",
-        "best_of",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "stop",
-        "include_stop_str_in_output",
-        "min_tokens",
-        "logprobs",
-        "prompt_logprobs",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words",
-        "guided_decoding",
-        "structured_outputs",
-        "truncate_prompt_tokens",
-        "logits_processors",
-        "extra_args",
-        "priority",
-    ]
-)
+    (
+        "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "min_tokens", "logprobs",
+        "include_stop_str_in_output", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words", "priority",
+        "guided_decoding", "structured_outputs", "truncate_prompt_tokens", "logits_processors", "extra_args",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class DecodeGraph:
         # The batch object is kept: the graph reads the tensors that it views.
         self._batch = runner.batch.apply(padding_step(len(runner.batch.block_tables)), padded_rows=self.size)
         runner.plan(self._batch, self.states)
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARMUP_RUNS):

@@ -69,7 +69,11 @@ class ModelRunner:
         if size is None:
             batch = self.batch.apply(output)
             self.plan(batch, self._eager_states)
-            logits = self.forward(batch) if output.samples.any() else self._forward_only(batch)
+            logits: Tensor | None = None
+            if output.samples.any():
+                logits = self.forward(batch)
+            else:  # every row is amid its prompt
+                self.model(batch.input_ids, batch.positions)
         else:
             graph = self._graphs[size]
             batch = self.batch.apply(output, padded_rows=size)
@@ -111,9 +115,6 @@ class ModelRunner:
         if batch.num_tokens != batch.num_rows:
             hidden = hidden[batch.logits_indices]
         return self.model.compute_logits(hidden)
-
-    def _forward_only(self, batch: Batch) -> None:
-        self.model(batch.input_ids, batch.positions)
 
     def _graph_size(self, output: SchedulerOutput) -> int | None:
         rows = output.num_rows

@@ -57,7 +57,7 @@ class DeviceWorker:
         """Open the device, build the model and load its weights."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            self._output_stream = torch.cuda.Stream(self.device)
+            self._output_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._model = load_model(self.spec.parts, self.device)
         self._runtimes = tuple(
             AttentionRuntime(
@@ -199,14 +199,14 @@ class _CopyingFuture(Future[ModelOutput]):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._host = token_ids.to("cpu", non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(stream)
         token_ids.record_stream(stream)
         self._num_sampled = num_sampled
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
-        return bool(self._event.query())
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def result(self, timeout: float | None = None) -> ModelOutput:
         """Wait for the ids."""
