@@ -111,7 +111,7 @@ def divergences(ours: list[list[int]], theirs: list[list[int]], gaps: list[list[
 
 def check_tokens(out: Path, model: str) -> None:
     llm = engine(model, dtype="float32", attention={"backend": "torch"})
-    ids = [llm.tokenize(text)["prompt_token_ids"] for text in TEXTS]
+    ids = [list(llm.tokenize(text)["prompt_token_ids"]) for text in TEXTS]
     ours = tokens(llm, [{"prompt_token_ids": i} for i in ids])
     close(llm)
     theirs, gaps = reference(model, ids)
@@ -202,7 +202,7 @@ def measure(out: Path, name: str, model: str, work: str, **tree: Any) -> None:
     llm = engine(model, dtype="bfloat16", **tree)
     prompts, lengths = get(work)
     params = [SamplingParams(temperature=0.6, ignore_eos=True, detokenize=False, max_tokens=n) for n in lengths]
-    jobs = [{"prompt_token_ids": p} for p in prompts]
+    jobs: list[Any] = [{"prompt_token_ids": p} for p in prompts]
     seconds = []
     for _ in range(3):
         torch.cuda.synchronize()
