@@ -19,6 +19,7 @@ from torch import Tensor
 
 from enginebay.interfaces.batch import NULL_SLOT, Batch, GroupBatch, PhaseBatch
 from enginebay.interfaces.scheduler import NewBlocks, NewRequest, SchedulerOutput
+from enginebay.kernels.transfer import to_device
 from enginebay.sampling.sampler import SamplingRows
 
 
@@ -90,11 +91,7 @@ class SlotBatch:
 
     def to_device(self, array: npt.NDArray[Any]) -> Tensor:
         """Copy a host array to the device without waiting for it."""
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return tensor
-        # The pinned allocator holds the page back until the copy has run, so steps in flight need no fence of our own.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return to_device(array, self.device)
 
     def _add_requests(self, requests: Sequence[NewRequest]) -> None:
         slots = np.array([r.slot for r in requests], dtype=np.int64)

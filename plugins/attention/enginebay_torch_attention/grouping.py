@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from enginebay.kernels.transfer import to_device
 from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
@@ -120,7 +121,7 @@ def group_rows(
             if len(rows) == rows[-1] - rows[0] + 1:
                 on_device = slice(int(rows[0]), int(rows[-1]) + 1)
             else:
-                on_device = torch.from_numpy(rows).to(device)
+                on_device = to_device(rows, device)
             if isinstance(on_device, slice) and int(query_lens[rows].min()) == query_len:
                 tokens = slice(int(starts[rows[0]]), int(starts[rows[-1] + 1]))
             else:
@@ -133,4 +134,4 @@ def _tokens(starts: Ints, query_lens: Ints, query_len: int, device: torch.device
     steps = np.arange(query_len)
     padded = (starts[:, None] + np.minimum(steps, query_lens[:, None] - 1)).ravel()
     real = np.flatnonzero((steps < query_lens[:, None]).ravel())
-    return Tokens(*(torch.from_numpy(x).to(device) for x in (padded, real, padded[real])))
+    return Tokens(*(to_device(x, device) for x in (padded, real, padded[real])))
