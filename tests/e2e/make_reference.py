@@ -17,6 +17,9 @@ from enginebay.loading.tokenizer import load_tokenizer
 from enginebay.models.reference import resolve_model
 
 MAX_TOKENS = 24
+#: answers that no token ends, for a pool that must preempt: the scheduler admits with 32 tokens of headroom
+LONG_TOKENS = 80
+NUM_LONG = 6
 OUT = Path(__file__).parent / "data" / "reference.json"
 
 CHATS = [
@@ -64,14 +67,14 @@ def transformers_model(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
 
 
-def greedy(model: Any, prompt: list[int], eos: list[int]) -> list[int]:
-    """Greedy continuation of one prompt by transformers."""
+def greedy(model: Any, prompt: list[int], eos: list[int] | None, max_tokens: int = MAX_TOKENS) -> list[int]:
+    """Greedy continuation of one prompt by transformers; `eos` None lets no token end it."""
+    model.generation_config.eos_token_id = eos  # else `generate` falls back on the checkpoint's
     result = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=MAX_TOKENS,
+        max_new_tokens=max_tokens,
         do_sample=False,
-        eos_token_id=eos,
         pad_token_id=0,
     )
     found: list[int] = result[0, len(prompt) :].tolist()
@@ -92,8 +95,11 @@ def main(path: Path) -> None:
     for text in prompts:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         rows.append({"prompt": ids, "output": greedy(model, ids, eos)})
+    short = [row["prompt"] for row in rows if len(row["prompt"]) < 20][:NUM_LONG]
+    long = [{"prompt": ids, "output": greedy(model, ids, None, LONG_TOKENS)} for ids in short]
+    reference = {"eos": eos, "max_tokens": MAX_TOKENS, "long_tokens": LONG_TOKENS, "rows": rows, "long": long}
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps({"eos": eos, "max_tokens": MAX_TOKENS, "rows": rows}) + "\n", encoding="utf-8")
+    OUT.write_text(json.dumps(reference) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ from enginebay.errors import (
     RequestError,
     RequestTooLargeError,
     ResolutionError,
+    WeightsError,
 )
+from enginebay.interfaces.scheduler import SchedulerStats
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -136,6 +140,48 @@ def test_c60_a_length_beyond_the_rope_table_is_refused_at_start(tmp_path: Path) 
 def test_a_checkpoint_without_its_tokenizer_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         LLM(model=folder(tmp_path / "m"), dtype="float32", device="cpu", load_format="safetensors")
+
+
+def test_c51_a_checkpoint_without_its_weights_does_not_start(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))).save_pretrained(path)
+    with pytest.raises((ModelError, WeightsError), match="safetensors"):
+        LLM(model=path, dtype="float32", device="cpu", load_format="safetensors")
+
+
+def test_c5_an_unknown_key_in_a_yaml_file_is_named_with_its_file(tmp_path: Path) -> None:
+    config = tmp_path / "engine.yaml"
+    config.write_text(f"model: {folder(tmp_path / 'm')}\nload_format: dummy\ncache:\n  blocksize: 16\n")
+    says = r"cache\.blocksize \(.*engine\.yaml:4\): unknown key; did you mean cache\.block_size"
+    with pytest.raises(ConfigError, match=says):
+        LLM(config=config)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5, 9])
+def test_c47_an_abort_at_any_step_gives_all_blocks_back(
+    tmp_path: Path, idle_stats: Callable[[LLM], SchedulerStats], asynchronous: bool, num_steps: int
+) -> None:
+    """Waiting, in the middle of a chunked prompt, decoding: the neighbours' tokens stay what they are."""
+    # A prompt of 60 tokens takes four steps of 16, and the pool holds two such requests: the third waits.
+    scheduler = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "async_scheduling": asynchronous}
+    long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+    with tiny(tmp_path / "m", cache={"num_blocks": 14}, max_model_len=112, scheduler=scheduler) as llm:
+        alone = llm.generate([GOOD], long)[0].outputs[0].token_ids
+        core = llm._client._core  # type: ignore[attr-defined]
+        doomed = [llm.stream({"prompt_token_ids": [i + 2] * 60}, long) for i in range(2)]
+        kept = llm.stream(GOOD, long)
+        waiting = llm.stream({"prompt_token_ids": [9] * 60}, long)
+        for _ in range(num_steps):
+            llm._driver.advance()
+        for stream in (*doomed, waiting):
+            llm.abort(stream.request_id)
+            llm.abort(stream.request_id)
+        assert core.stats().num_waiting + core.stats().num_running <= 1
+        assert [list(stream)[-1].outputs[0].finish_reason for stream in doomed] == ["abort"] * 2
+        assert list(kept)[-1].outputs[0].token_ids == alone
+        idle_stats(llm)
+        assert llm.generate([GOOD], long)[0].outputs[0].token_ids == alone
 
 
 def test_c47_closing_a_stream_midway_gives_all_blocks_back(llm: LLM) -> None:
