@@ -1,7 +1,11 @@
 # enginebay: `make demo` answers a question on a real model, `make test` proves the tree.
 PYTHON ?= python3
-# A CPU build first, so that no dependency pulls CUDA's gigabytes; on a GPU machine: make demo TORCH=torch
+# torch goes in first and by version: where the package index has a CPU build of it, pip takes that one, and what follows
+# finds torch present. Left to the dependencies, pip takes the newest, which on Linux may bring gigabytes of CUDA.
+# Another build: make demo TORCH=torch
 TORCH ?= torch==2.13.0
+MODEL := smollm2-135m-instruct
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
@@ -9,8 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 .PHONY: demo test check test-full bench clean
 
 $(VENV)/torch.stamp:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -U pip
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)"
 	touch $@
 
@@ -23,24 +26,25 @@ $(VENV)/dev.stamp: $(VENV)/install.stamp pyproject.toml
 	touch $@
 
 demo: $(VENV)/install.stamp
-	$(BIN)/enginebay models fetch smollm2-135m-instruct
-	$(BIN)/enginebay run examples/quickstart.yaml --chat --temperature 0 --max-tokens 64 \
-	  --prompt "What is the capital of France?"
+	$(BIN)/enginebay models fetch $(MODEL)
+	$(BIN)/enginebay run examples/quickstart.yaml --chat --prompt "What is the capital of France?" \
+	  --temperature 0 --max-tokens 64
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/dev.stamp check
-	$(BIN)/enginebay models fetch smollm2-135m-instruct
+test: check
+	$(BIN)/enginebay models fetch $(MODEL)
 	$(BIN)/python -m pytest -q -m "not full and not gpu"
 
-test-full: $(VENV)/dev.stamp check
-	$(BIN)/enginebay models fetch smollm2-135m-instruct
+test-full: check
+	$(BIN)/enginebay models fetch $(MODEL)
 	$(BIN)/python -m pytest -q -m "not gpu"
 
 bench: $(VENV)/install.stamp
+	$(BIN)/enginebay models fetch $(MODEL)
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/cpu.py
 
