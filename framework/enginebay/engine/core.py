@@ -151,9 +151,11 @@ class EngineCore:
             self._in_flight.append(_InFlight(output, executed, self.executor.sample(), time.monotonic()))
 
     def _retire(self) -> list[RequestOutputDelta]:
-        step = self._in_flight.popleft()
+        step = self._in_flight[0]
         step.executed.result()
-        deltas = self.scheduler.update(step.output, step.sampled.result())
+        result = step.sampled.result()
+        self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
+        deltas = self.scheduler.update(step.output, result)
         if self._observers.wants_step_finished:
             self._observers.step_finished(
                 StepInfo(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 from enginebay.errors import RequestError
+
+#: Bounds of what the sampler's float32 and the batch's arrays hold, so that no value fails in a worker.
+_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+_INT32_MAX = 2**31 - 1
 
 #: vLLM parameters that this version refuses by name rather than as unknown words.
 _NOT_YET = frozenset(
@@ -51,18 +55,20 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, _FLOAT32_MAX)
         _number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0 and at most 1, not 0; use temperature=0 for greedy tokens")
         _number("min_p", self.min_p, 0.0, 1.0)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, _INT32_MAX)
         _integer("max_tokens", self.max_tokens, 1)
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**64 - 1)
         for name in ("ignore_eos", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not isinstance(self.stop_token_ids, Iterable):
+            raise RequestError(f"stop_token_ids must be a list of token ids, not {self.stop_token_ids!r}")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
@@ -89,8 +95,8 @@ class SamplingParams:
 def _number(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, not {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
-        allowed = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    if not low <= value <= high:  # false for NaN too
+        allowed = f"at least {low:g} and finite" if high == _FLOAT32_MAX else f"between {low:g} and {high:g}"
         raise RequestError(f"{name} must be {allowed}, not {value!r}")
 
 

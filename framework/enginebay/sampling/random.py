@@ -44,7 +44,7 @@ def gumbel(seed: Tensor, output_index: Tensor, vocab_size: int) -> Tensor:
 
     Returns
     -------
-    float32 ``[R, V]`` on the seed's device; never NaN or +inf.
+    float32 ``[R, V]`` on the seed's device; always finite.
     """
     groups = -(-vocab_size // 4)
     column = torch.arange(groups, device=seed.device, dtype=torch.int64).unsqueeze(0)
@@ -53,6 +53,7 @@ def gumbel(seed: Tensor, output_index: Tensor, vocab_size: int) -> Tensor:
     key = ((seed & _MASK).unsqueeze(1), ((seed >> 32) & _MASK).unsqueeze(1))
     words = torch.stack(philox4x32((column, row_counter, zero, zero), key), dim=-1)
     words = words.reshape(seed.shape[0], groups * 4)[:, :vocab_size]
-    # v in (0, 1]: small v keeps full relative precision, where the winners of the race are; v = 1 gives -inf and never wins.
-    v = words.to(torch.float32).add_(0.5).mul_(2.0**-32)
+    # v in (0, 1): small v keeps full relative precision, where the winners of the race are. Large words round to v = 1, whose
+    # noise is -inf: a row's only unfiltered token would then tie with the filtered ones (C40), so v stays below 1.
+    v = words.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()

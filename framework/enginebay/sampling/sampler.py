@@ -57,7 +57,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.all_greedy:
         return greedy
     is_greedy = rows.temperature == 0.0
-    scaled = logits.float() / torch.where(is_greedy, 1.0, rows.temperature).unsqueeze(1)
+    # The row's maximum becomes 0 before the division, so that no temperature, however small, overflows to equal infinities.
+    scaled = logits.float()
+    scaled = (scaled - scaled.gather(1, greedy.unsqueeze(1))) / torch.where(is_greedy, 1.0, rows.temperature).unsqueeze(
+        1
+    )
     if rows.any_min_p:
         scaled = apply_min_p(scaled, rows.min_p)
     if rows.any_top_k_or_p:

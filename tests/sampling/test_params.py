@@ -1,0 +1,116 @@
+"""`SamplingParams`: every range, and names that are not taken (C33, C41)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from enginebay.errors import RequestError
+from enginebay.sampling.params import SamplingParams
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+def test_defaults_filter_nothing_and_draw_c41() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert params.seed is None
+    assert not params.greedy
+
+
+def test_temperature_zero_is_greedy_whatever_the_filters_c33() -> None:
+    assert SamplingParams(temperature=0.0, top_p=0.9, top_k=40, min_p=0.1, seed=3).greedy
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=1e-9).greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (0, 0.0, 1e-30, 2, FLOAT32_MAX)),
+        ("top_p", (1e-9, 0.5, 1, 1.0)),
+        ("min_p", (0, 0.0, 0.5, 1, 1.0)),
+        ("top_k", (-1, 0, 1, 2**31 - 1)),
+        ("max_tokens", (1, 10**9)),
+        ("seed", (None, 0, 2**64 - 1)),
+        ("stop_token_ids", ((), (0,), (1, 2))),
+        ("ignore_eos", (True, False)),
+        ("skip_special_tokens", (True, False)),
+        ("detokenize", (True, False)),
+    ],
+)
+def test_values_in_range_are_taken(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        assert getattr(SamplingParams.of(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (-1e-9, -1, math.nan, math.inf, -math.inf, 1e300, 10**400, "1", None, True, 1j)),
+        ("top_p", (0, 0.0, -0.1, 1.0001, math.nan, math.inf, 10**400, "0.9", None, True)),
+        ("min_p", (-1e-9, 1.0001, math.nan, math.inf, "0", None, False)),
+        ("top_k", (-2, 2**31, 2**70, 1.0, math.nan, "5", None, True)),
+        ("max_tokens", (0, -1, 1.5, math.nan, "16", None, True)),
+        ("seed", (-1, 2**64, 1.0, math.nan, "7", True)),
+        ("stop_token_ids", ((-1,), (1, 2.0), ("2",), (True,), (None,), "ab", 5, None)),
+        ("ignore_eos", (0, 1, None, "true")),
+        ("skip_special_tokens", (0, 1, None, "true")),
+        ("detokenize", (0, 1, None, "true")),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=name):
+            SamplingParams.of(**{name: value})
+
+
+def test_the_message_says_what_is_allowed() -> None:
+    with pytest.raises(RequestError, match=r"temperature must be at least 0 and finite, not -1"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(RequestError, match=r"min_p must be between 0 and 1, not 2"):
+        SamplingParams(min_p=2)
+    with pytest.raises(RequestError, match=r"top_p must be above 0 .*use temperature=0"):
+        SamplingParams(top_p=0.0)
+    with pytest.raises(RequestError, match=r"max_tokens must be at least 1, not 0"):
+        SamplingParams(max_tokens=0)
+
+
+def test_stop_token_ids_of_a_list_become_a_tuple() -> None:
+    given: Any = [5, 6]
+    params = SamplingParams(stop_token_ids=given)
+    assert params.stop_token_ids == (5, 6)
+    assert hash(params) == hash(SamplingParams(stop_token_ids=(5, 6)))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("temprature", "temperature"), ("topp", "top_p"), ("max_token", "max_tokens")]
+)
+def test_an_unknown_name_gets_a_suggestion(name: str, near: str) -> None:
+    with pytest.raises(RequestError, match=rf"unknown sampling parameter '{name}'; did you mean {near}\?"):
+        SamplingParams.of(**{name: 1})
+
+
+def test_an_unknown_name_without_a_neighbour_lists_the_known() -> None:
+    with pytest.raises(RequestError, match=r"'zzzz'; known: temperature, top_p"):
+        SamplingParams.of(zzzz=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "n",
+        "best_of",
+        "presence_penalty",
+        "repetition_penalty",
+        "stop",
+        "min_tokens",
+        "logprobs",
+        "logit_bias",
+        "bad_words",
+    ],
+)
+def test_vllm_names_of_later_versions_are_refused_as_such(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} is not supported by this version; supported: temperature"):
+        SamplingParams.of(**{name: 1})
