@@ -296,7 +296,11 @@ def _start_executor(explanation: Explanation) -> Executor:
         )
     )
     assert isinstance(executor, Executor)
-    executor.start()
+    try:
+        executor.start()
+    except BaseException:
+        executor.shutdown()
+        raise
     return executor
 
 

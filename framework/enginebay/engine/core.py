@@ -137,8 +137,12 @@ class EngineCore:
             return self._retire()
         except Exception as error:
             self._dead = error
-            self.shutdown()
-            raise EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}") from error
+            dead = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
+            try:
+                self.shutdown()
+            except Exception as second:  # a broken device fails here too; the first fault is the one to report
+                dead.add_note(f"its shutdown failed too: {type(second).__name__}: {second}")
+            raise dead from error
 
     def _launch(self) -> None:
         while len(self._in_flight) < self._depth:
@@ -192,6 +196,8 @@ class EngineCore:
             return
         self._stopped = True
         self._in_flight.clear()
-        self.executor.shutdown()
-        if self._observers.wants_engine_stopped:
-            self._observers.engine_stopped(self.info)
+        try:
+            self.executor.shutdown()
+        finally:
+            if self._observers.wants_engine_stopped:
+                self._observers.engine_stopped(self.info)
