@@ -133,9 +133,7 @@ def check_tokens(out: Path, model: str) -> None:
 
 def check_graph(out: Path, model: str, backend: str, dtype: str) -> None:
     """At every decode step: logits of the padded, captured step against the eager one, on the same batch and cache."""
-    llm = engine(
-        model, dtype=dtype, attention={"backend": backend}, graphs={"decode_sizes": [8]}, max_model_len=1024
-    )
+    llm = engine(model, dtype=dtype, attention={"backend": backend}, graphs={"decode_sizes": [8]}, max_model_len=1024)
     runner = runner_of(llm)
     worst, steps = 0.0, 0
     original = runner.execute
