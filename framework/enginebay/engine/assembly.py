@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from enginebay.config import AUTO_BATCHED_TOKENS, EngineConfig, LoadedConfig, ResolvedConfig, validate_options
 from enginebay.engine.core import EngineCore, EngineInfo
 from enginebay.engine.hardware import choose_dtype, detect
-from enginebay.errors import ConfigError
+from enginebay.errors import ConfigError, MemoryBudgetError
 from enginebay.interfaces.batch import torch_dtype
 from enginebay.interfaces.executor import CacheGroup, Executor, ExecutorContext, KVCacheSpec
 from enginebay.interfaces.quant import QuantContext
@@ -334,7 +334,13 @@ def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) ->
     )
     if config.max_model_len == "auto" and not kv.fits(resolved.max_model_len):
         # One truth for admission and the listing (C7): what a single request can really hold.
-        fitted = (kv.num_blocks // len(explanation.cache.groups)) * resolved.block_size
+        groups = len(explanation.cache.groups)
+        fitted = (kv.num_blocks // groups) * resolved.block_size
+        if fitted == 0:
+            raise MemoryBudgetError(
+                f"the KV pool has {kv.num_blocks} block(s), but a request needs one in each of the model's {groups} cache "
+                "groups; raise cache.num_blocks, cache.memory_bytes or cache.gpu_memory_utilization"
+            )
         why = {**resolved.why, "max_model_len": "tokens that the whole KV pool holds"}
         resolved = replace(resolved, max_model_len=fitted, why=why)
     info = EngineInfo(
