@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("enginebay.cli.run:chat", "Talk with a model in the terminal."),
     "explain": ("enginebay.cli.explain:explain", "Show which part fills each bay, and why, without loading a model."),
     "models": ("enginebay.cli.models:models", "List, fetch and show packaged models."),
-    "plugins": ("enginebay.cli.plugins:plugins", "List, find, install and check plugins."),
+    "plugins": ("enginebay.cli.plugins:plugins", "List, show and check plugins."),
     "config": ("enginebay.cli.config:config", "Show the effective configuration, or its JSON schema."),
 }
 

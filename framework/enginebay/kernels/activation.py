@@ -5,9 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from enginebay.kernels.cpu import ops
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``: ``[T, 2F]`` to ``[T, F]``."""
+    if gate_up.dim() == 2 and gate_up.is_contiguous() and ops.usable(gate_up):
+        return ops.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from enginebay.errors import ModelError
 from enginebay.interfaces.attention import AttentionBackend, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Batch
-from enginebay.kernels.kv_write import reshape_and_cache
+from enginebay.kernels.rope_cache import rope_and_cache
 from enginebay.layers.norm import RMSNorm
 from enginebay.layers.rotary import Rotary
 from enginebay.plugins.requirements import AttentionSpec
@@ -110,10 +110,8 @@ class Attention(nn.Module):
         if self.k_norm is not None:
             key = states[:, heads : heads + kv_heads]
             key.copy_(self.k_norm(key))
-        if self.rope is not None:
-            self.rope(states[:, : heads + kv_heads], positions)
-        key_value = states[:, heads:].view(tokens, 2, kv_heads, spec.head_dim)
-        reshape_and_cache(key_value, cache, batch.slot_mappings[runtime.group])
+        table = None if self.rope is None else self.rope.table
+        rope_and_cache(states, heads, positions, table, cache, batch.slot_mappings[runtime.group])
         out = torch.empty(tokens, heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         self._attend(runtime, batch, query, cache, out)
         return out.view(tokens, heads * spec.head_dim)

@@ -12,6 +12,7 @@ import numpy as np
 from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Bucket, PhaseBatch
+from enginebay.kernels.cpu.ops import decode_attention, decodes
 from torch import Tensor
 
 from enginebay_torch_attention.grouping import RowGroup, fixed_groups, group_rows
@@ -41,6 +42,13 @@ class TorchAttention(AttentionBackend):
         #: what `plan` indexes for; corrected by `attend` if the cache it is given has others
         self._strides = layout_strides(context.layout, context.block_size, spec.num_kv_heads, spec.head_dim)
 
+        #: on CPU a compiled kernel decodes from the paged cache as it stands: no plan, no gathered copy
+        self._reads_cache_in_place = (
+            context.phase == "decode"
+            and context.dtype == context.kv_dtype
+            and decodes(context.device.type, context.dtype)
+        )
+
     def make_state(self, bucket: Bucket) -> TorchPlanState:
         """A captured bucket's groups and buffers are fixed here, for max_model_len keys a row."""
         state = TorchPlanState(bucket)
@@ -56,6 +64,8 @@ class TorchAttention(AttentionBackend):
     def plan(self, batch: PhaseBatch, state: PlanState) -> None:
         """Group the rows and prepare as many groups as the limits keep; nothing here waits for the device."""
         assert isinstance(state, TorchPlanState)
+        if self._reads_cache_in_place:
+            return
         self._rows.scratch.new_step()
         if state.bucket.captured and state.prepared:
             for rows, kept in zip(state.groups, state.prepared, strict=True):
@@ -82,6 +92,22 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         """Attention of one layer; see the interface."""
         assert isinstance(state, TorchPlanState)
+        _check_heads(cache)
+        if self._reads_cache_in_place:
+            spec = self.context.spec
+            decode_attention(
+                query,
+                cache,
+                batch.groups[self.context.group].block_table,
+                batch.seq_lens,
+                out,
+                scale=spec.scale,
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+                max_seq_len=batch.max_seq_len,
+                lse=lse,
+            )
+            return
         if cache.stride() != self._strides:
             self._restride(cache, batch, state)
         for rows, kept in zip(state.groups, state.prepared, strict=True):
@@ -151,12 +177,15 @@ class TorchAttention(AttentionBackend):
 
         In a graph being captured this is captured with the layer, so that a replay indexes anew too.
         """
-        if cache.stride(4) != 1:
-            raise PluginError(
-                f"attention backend 'torch' needs a head's elements side by side, got a cache of strides "
-                f"{cache.stride()}; use a KV layout whose last axis is head_dim"
-            )
         self._strides = cache.stride()
         for rows, kept in zip(state.groups, state.prepared, strict=True):
             if kept is not None:
                 kept.copy_(self._prepare(batch, rows))
+
+
+def _check_heads(cache: Tensor) -> None:
+    if cache.stride(4) != 1:
+        raise PluginError(
+            f"attention backend 'torch' needs a head's elements side by side, got a cache of strides "
+            f"{cache.stride()}; use a KV layout whose last axis is head_dim"
+        )

@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Bucket, GroupBatch, PhaseBatch
+from enginebay.kernels.cpu.library import library
 from enginebay.plugins.records import HND, NHD, KVLayout, NoOptions, Phase
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
 from enginebay_torch_attention import RECORD, enginebay_attention_backends
@@ -245,6 +246,23 @@ def case_name(options: dict[str, Any]) -> str:
     return "-".join(f"{name}={value}" for name, value in parts.items())
 
 
+@pytest.fixture(scope="module", params=["gathered", "in place"], autouse=True)
+def cache_reader(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs with both ways of decoding on CPU: torch over a gathered copy, and the compiled kernel in place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "gathered":
+            patch.setattr("enginebay_torch_attention.backend.decodes", lambda device, dtype: False)
+        elif library() is None:
+            pytest.skip("no C++ compiler here: the kernel cannot be built")
+        yield request.param
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what concerns only the gathered copy: its buffers, its products, its plan."""
+    monkeypatch.setattr("enginebay_torch_attention.backend.decodes", lambda device, dtype: False)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("options", pairwise(AXES), ids=case_name)
 def test_equals_the_reference(options: dict[str, Any], device: str) -> None:
@@ -368,6 +386,7 @@ def test_many_short_prompts_and_one_long() -> None:
     check(make_step(Case(rows=rows, heads=(4, 2), head_dim=16)), lse=True)
 
 
+@pytest.mark.usefixtures("gathered")
 def test_large_decode_in_bfloat16_takes_16_bit_products() -> None:
     """On CPUs with bfloat16 products large V is multiplied in it; elsewhere this is one more float32 case."""
     rows = tuple((150 - r, 1) for r in range(14))
@@ -406,6 +425,7 @@ def test_cache_with_scattered_heads_is_refused() -> None:
         attend(backend, replace(step, cache=scattered), state)
 
 
+@pytest.mark.usefixtures("gathered")
 def test_scratch_serves_steps_of_changing_size() -> None:
     """One backend and state over steps that grow, shrink and grow again."""
     sizes = (((0, 3),), ((0, 60), (20, 9)), ((5, 2),), ((0, 100), (59, 100), (3, 4)), ((0, 60),))
@@ -436,6 +456,7 @@ def padded_step(case: Case, bucket: int) -> Step:
     return replace(step, query=query)
 
 
+@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("limits", [None, TINY], ids=["default", "tiny"])
 @pytest.mark.parametrize("layout", [NHD, HND], ids=lambda layout: layout.name)
@@ -538,6 +559,7 @@ def peak_bytes(work: Callable[[], None], device: str) -> int:
     return max(itertools.accumulate(sizes), default=0)
 
 
+@pytest.mark.usefixtures("gathered")
 @pytest.mark.parametrize("limits", [None, SMALL], ids=["default", "small"])
 @pytest.mark.parametrize(("dtype", "soft_cap"), [(torch.float32, None), (torch.bfloat16, 5.0), (torch.bfloat16, None)])
 @pytest.mark.parametrize("device", DEVICES)

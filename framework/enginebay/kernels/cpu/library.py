@@ -1,0 +1,99 @@
+"""The compiled CPU kernels: built by the machine's own C++ compiler at first use, cached, and loaded through ctypes.
+
+Plain C functions over addresses: no torch headers, so a build takes seconds, serves every torch version, and shares the
+OpenMP team that torch has loaded. Without a compiler the torch twins stand, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from enginebay.models.catalogue import cache_dir
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+)
+
+_INT, _LONG, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+#: argument types of each function, as kernels.cpp declares them
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    "eb_rms_norm": (_INT, *[_ADDRESS] * 4, _LONG, _LONG, _FLOAT, _INT),
+    "eb_silu_mul": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _INT),
+    "eb_rope_and_cache": (
+        *(_INT, _ADDRESS, _LONG, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
+        *([_LONG] * 9),
+        _INT,
+    ),
+    "eb_decode_attention": (
+        *(_INT, _ADDRESS, _LONG, _ADDRESS, *[_LONG] * 4),
+        *(_ADDRESS, _LONG, _ADDRESS, _ADDRESS, _LONG, _ADDRESS),
+        *([_LONG] * 6),
+        *(_FLOAT, _FLOAT, _INT),
+    ),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels, built if need be; None where this machine cannot build them."""
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if sys.platform != "linux" or compiler is None:
+        logger.warning("no C++ compiler: CPU kernels run as their slower torch twins; install g++ to build them")
+        return None
+    try:
+        found = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.CalledProcessError) as error:
+        detail = (
+            error.stderr.decode(errors="replace")[-500:] if isinstance(error, subprocess.CalledProcessError) else error
+        )
+        logger.warning("the CPU kernels could not be built, so their slower torch twins run: %s", detail)
+        return None
+    for name, arguments in SIGNATURES.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
+    return found
+
+
+def _built(compiler: str) -> Path:
+    """The shared object for this source, compiler and processor; written atomically, so processes may race."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    key = hashlib.sha256(b"\0".join((SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()))).hexdigest()
+    target = cache_dir() / "kernels" / f"cpu-{key[:16]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            built = Path(work) / target.name
+            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, check=True)
+            built.replace(target)
+    return target
+
+
+def _processor() -> bytes:
+    """What ``-march=native`` depends on: a cache shared by unlike machines must not mix their code."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor().encode()
+    return b"".join(line for line in cpuinfo.read_bytes().split(b"\n") if line.startswith((b"flags", b"model name")))[
+        :4096
+    ]

@@ -1,0 +1,152 @@
+"""Typed wrappers of the compiled CPU kernels. Each pairs with a torch twin, which says what it computes.
+
+A caller asks `usable` for its tensors once a call; what is not usable goes to the twin. Kernels take float32 and bfloat16,
+compute in float32, and round once, where the twin's separate operators round at every step.
+
+Shapes: ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``R`` rows, ``d`` width, ``F`` MLP width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from enginebay.kernels.cpu.library import library
+
+_DTYPES = (torch.bfloat16, torch.float32)
+#: multiply-adds below which waking a second thread costs more than it saves
+_PARALLEL_WORK = 40_000
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether all are CPU tensors of one dtype that the kernels take, last axis contiguous, and the kernels are there."""
+    first = tensors[0]
+    return (
+        first.is_cpu
+        and first.dtype in _DTYPES
+        and all(t.dtype == first.dtype and t.is_cpu and t.stride(-1) == 1 for t in tensors)
+        and library() is not None
+    )
+
+
+def decodes(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether `decode_attention` serves a cache and queries of this dtype on this device."""
+    return device_type == "cpu" and dtype in _DTYPES and library() is not None
+
+
+def _library() -> ctypes.CDLL:
+    found = library()
+    assert found is not None  # `usable` said so
+    return found
+
+
+def _threads(work: int) -> int:
+    return torch.get_num_threads() if work > _PARALLEL_WORK else 1
+
+
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """``x [..., d]`` contiguous; a residual of the same shape is added to in place first. Returns ``[..., d]``."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    out = torch.empty_like(x)
+    _library().eb_rms_norm(
+        x.dtype == torch.bfloat16,
+        x.data_ptr(),
+        None if residual is None else residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        rows,
+        width,
+        eps,
+        _threads(rows * width) if rows > 1 else 1,
+    )
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``[T, 2F]`` contiguous to ``[T, F]``."""
+    rows, both = gate_up.shape
+    out = gate_up.new_empty(rows, both // 2)
+    _library().eb_silu_mul(
+        gate_up.dtype == torch.bfloat16,
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        rows,
+        both // 2,
+        _threads(rows * both) if rows > 1 else 1,
+    )
+    return out
+
+
+def rope_and_cache(
+    states: Tensor, num_heads: int, positions: Tensor, table: Tensor | None, cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Rotate queries and keys in place, and write keys and values to the cache; a token of slot -1 is not written.
+
+    states ``[T, H + 2K, D]``, heads contiguous; positions and slot_mapping int64 ``[T]``; table ``[P, 2, rotated]`` or None;
+    cache ``[blocks, 2, block, K, D]``.
+    """
+    tokens, all_heads, head_dim = states.shape
+    _library().eb_rope_and_cache(
+        states.dtype == torch.bfloat16,
+        states.data_ptr(),
+        states.stride(0),
+        positions.data_ptr(),
+        None if table is None else table.data_ptr(),
+        0 if table is None else table.shape[-1],
+        slot_mapping.data_ptr(),
+        cache.data_ptr(),
+        *cache.stride()[:4],
+        tokens,
+        num_heads,
+        (all_heads - num_heads) // 2,
+        head_dim,
+        cache.shape[2],
+        _threads(tokens * all_heads * head_dim) if tokens > 1 else 1,
+    )
+
+
+def decode_attention(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    max_seq_len: int,
+    lse: Tensor | None = None,
+) -> None:
+    """One query token a row over its cached tokens, read through the block table.
+
+    query, out ``[R, H, D]`` with contiguous heads; cache ``[blocks, 2, block, K, D]``; block_table int32 ``[R, B]``;
+    seq_lens int32 ``[R]``, at least 1; lse float32 ``[R, H]`` contiguous, natural log. Positions past seq_len are not read.
+    """
+    rows, heads, head_dim = query.shape
+    keys = max_seq_len if window is None else min(max_seq_len, window)
+    _library().eb_decode_attention(
+        query.dtype == torch.bfloat16,
+        query.data_ptr(),
+        query.stride(0),
+        cache.data_ptr(),
+        *cache.stride()[:4],
+        block_table.data_ptr(),
+        block_table.stride(0),
+        seq_lens.data_ptr(),
+        out.data_ptr(),
+        out.stride(0),
+        None if lse is None else lse.data_ptr(),
+        rows,
+        heads,
+        cache.shape[3],
+        head_dim,
+        cache.shape[2],
+        window or 0,
+        scale,
+        soft_cap or 0.0,
+        _threads(rows * heads * keys * head_dim),
+    )

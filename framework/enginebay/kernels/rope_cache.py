@@ -1,0 +1,43 @@
+"""Rotation of queries and keys and the cache write, in one pass where a fused kernel serves.
+
+Shapes: ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``P`` positions.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from enginebay.kernels.cpu import ops
+from enginebay.kernels.kv_write import reshape_and_cache
+from enginebay.kernels.rope import apply_rope_
+
+
+def rope_and_cache(
+    states: Tensor, num_heads: int, positions: Tensor, table: Tensor | None, cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Rotate in place and scatter keys and values to their slots.
+
+    Parameters
+    ----------
+    states
+        ``[T, H + 2K, D]``: queries, keys, values; heads contiguous, any stride between tokens. Queries and keys are rotated.
+    num_heads
+        ``H``.
+    positions
+        int64 ``[T]``.
+    table
+        ``[P, 2, rotated]`` as `rope.apply_rope_` takes it; None rotates nothing.
+    cache
+        ``[blocks, 2, block, K, D]``, any strides.
+    slot_mapping
+        int64 ``[T]``, -1 for a token that is not to be written (see `kv_write.reshape_and_cache`).
+    """
+    heads_contiguous = states.stride(1) == states.shape[2]
+    if heads_contiguous and ops.usable(states, cache, states if table is None else table):
+        ops.rope_and_cache(states, num_heads, positions, table, cache, slot_mapping)
+        return
+    kv_heads = (states.shape[1] - num_heads) // 2
+    if table is not None:
+        apply_rope_(states[:, : num_heads + kv_heads], positions, table)
+    key_value = states[:, num_heads:].view(-1, 2, kv_heads, states.shape[2])
+    reshape_and_cache(key_value, cache, slot_mapping)
