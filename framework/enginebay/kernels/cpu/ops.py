@@ -123,10 +123,14 @@ def decode_attention(
 ) -> None:
     """One query token a row over its cached tokens, read through the block table.
 
-    query, out ``[R, H, D]`` with contiguous heads; cache ``[blocks, 2, block, K, D]``; block_table int32 ``[R, B]``;
+    query ``[R, H, D]``; out ``[R, H, D]`` with contiguous heads; cache ``[blocks, 2, block, K, D]``; block_table int32 ``[R, B]``;
     seq_lens int32 ``[R]``, at least 1; lse float32 ``[R, H]`` contiguous, natural log. Positions past seq_len are not read.
     """
     rows, heads, head_dim = query.shape
+    if query.stride()[1:] != (head_dim, 1):
+        query = query.contiguous()
+    if out.stride()[1:] != (head_dim, 1) or (lse is not None and not lse.is_contiguous()):
+        raise ValueError(f"out and lse need contiguous heads, not strides {out.stride()}")
     keys = max_seq_len if window is None else min(max_seq_len, window)
     _library().eb_decode_attention(
         query.dtype == torch.bfloat16,
