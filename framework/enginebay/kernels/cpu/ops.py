@@ -123,8 +123,9 @@ def decode_attention(
 ) -> None:
     """One query token a row over its cached tokens, read through the block table.
 
-    query ``[R, H, D]``; out ``[R, H, D]`` with contiguous heads; cache ``[blocks, 2, block, K, D]``; block_table int32 ``[R, B]``;
-    seq_lens int32 ``[R]``, at least 1; lse float32 ``[R, H]`` contiguous, natural log. Positions past seq_len are not read.
+    query ``[R, H, D]``; out ``[R, H, D]`` with contiguous heads; cache ``[blocks, 2, block, K, D]``; block_table int32
+    ``[R, B]``; seq_lens int32 ``[R]``, at least 1; lse float32 ``[R, H]`` contiguous, natural log. Positions past seq_len
+    are not read.
     """
     rows, heads, head_dim = query.shape
     if query.stride()[1:] != (head_dim, 1):
