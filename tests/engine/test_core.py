@@ -379,3 +379,13 @@ def test_a_shutdown_that_fails_too_hides_neither_the_first_fault_nor_the_stop() 
     assert caught.value.__notes__ == ["its shutdown failed too: OSError: still broken"]
     assert [name for name, _ in listener.heard] == ["started", "stopped"]
     check_dead(rig, "illegal address")
+
+
+def test_an_interrupt_amid_a_launch_ends_the_engine_with_the_reason() -> None:
+    rig = Rig(depth=2)
+    rig.executor.faults["launch", 0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        rig.core.step()
+    assert rig.executor.shutdowns == 1
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt cut a step short"):
+        rig.core.step()

@@ -401,3 +401,32 @@ def test_without_a_tokenizer_ids_go_through(client: FakeClient) -> None:
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("", [*TOKENIZER.encode("A"), EOS])
     assert llm.get_tokenizer() is None
     assert llm.info is client.info
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["1"]])
+def test_abort_takes_an_id(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(RequestError, match="request_id must be a string"):
+        llm.abort(wrong)
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    """Each thread gets its own answers, and no id is given twice."""
+    wrong: list[object] = []
+
+    def ask(word: str) -> None:
+        try:
+            for _ in range(20):
+                output = llm.generate(word, LONG)[0]
+                if output.outputs[0].text != word.upper():
+                    wrong.append(output)
+                if "".join(o.outputs[0].delta for o in llm.stream(word, LONG)) != word.upper():
+                    wrong.append(word)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=("abcdefgh"[: n + 1],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

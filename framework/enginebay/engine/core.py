@@ -97,6 +97,8 @@ class EngineCore:
         self._arrivals = 0
         self._dead: BaseException | None = None
         self._stopped = False
+        #: only a step's results are awaited: an interrupt here leaves scheduler and worker as they were
+        self._waiting = False
         if observers.wants_engine_started:
             observers.engine_started(info)
 
@@ -127,6 +129,9 @@ class EngineCore:
         ------
         EngineDeadError
             A worker failed, or nothing can run though requests wait.
+
+        An interrupt while a step's results are awaited loses nothing. One that cuts a launch or an update short ends the
+        engine: scheduler and worker no longer agree on what has run.
         """
         self._check_alive()
         try:
@@ -143,6 +148,13 @@ class EngineCore:
             except Exception as second:  # a broken device fails here too; the first fault is the one to report
                 dead.add_note(f"its shutdown failed too: {type(second).__name__}: {second}")
             raise dead from error
+        except BaseException as interrupt:
+            if not self._waiting:
+                self._dead = EngineDeadError(f"{type(interrupt).__name__} cut a step short; make a new engine")
+                self.shutdown()
+            raise
+        finally:
+            self._waiting = False
 
     def _launch(self) -> None:
         while len(self._in_flight) < self._depth:
@@ -156,8 +168,10 @@ class EngineCore:
 
     def _retire(self) -> list[RequestOutputDelta]:
         step = self._in_flight[0]
+        self._waiting = True
         step.executed.result()
         result = step.sampled.result()
+        self._waiting = False
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         deltas = self.scheduler.update(step.output, result)
         if self._observers.wants_step_finished:

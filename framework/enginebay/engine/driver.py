@@ -6,6 +6,8 @@ It knows the engine's client and the output processor; it knows no prompt, token
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
@@ -17,14 +19,32 @@ from enginebay.errors import EngineDeadError
 from enginebay.interfaces.scheduler import Request
 
 
+class _Turns:
+    """A re-entrant lock that threads get in turn.
+
+    A thread that comes back at once finds `_next` taken by the one that waits, so no loop over steps starves the others.
+    """
+
+    def __init__(self) -> None:
+        self._next, self._held = threading.RLock(), threading.RLock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._held.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.release()
+
+
 class Driver:
-    """One engine and its unfinished requests. Not thread-safe."""
+    """One engine and its unfinished requests. Threads take turns, a step each."""
 
     def __init__(self, client: EngineClient, outputs: OutputProcessor) -> None:
         self._client = client
         self._outputs = outputs
         #: requests whose streams the garbage collector dropped, to be aborted between steps
-        self._dropped: list[str] = []
+        self._dropped: deque[str] = deque()
+        self._turns = _Turns()
         self._running = True
 
     def check_running(self) -> None:
@@ -34,33 +54,34 @@ class Driver:
 
     def add(self, request: Request, prompt: str | None) -> RequestState:
         """Queue a checked request. Raises `RequestError` if the engine refuses it; then nothing of it stays."""
-        self.check_running()
-        state = self._outputs.add(request, prompt)
-        try:
-            self._client.add_request(request)
-        except BaseException:
-            self.abort([state.request_id])
-            raise
-        return state
+        with self._turns:
+            self.check_running()
+            state = self._outputs.add(request, prompt)
+            try:
+                self._client.add_request(request)
+            except BaseException:
+                self.abort([state.request_id])
+                raise
+            return state
 
     def advance(self) -> None:
         """Run the engine a step on, for every waiting request."""
-        self.check_running()
-        if self._dropped:
-            dropped, self._dropped = self._dropped, []
-            self.abort(dropped)
-        with interrupts_held():
+        with interrupts_held(), self._turns:
+            self.check_running()
+            while self._dropped:
+                self.abort([self._dropped.popleft()])
             deltas = self._client.step()
             self._outputs.process(deltas)
-        if not deltas and not self._client.has_unfinished() and (lost := self._outputs.unfinished):
-            self._outputs.abort(lost)
-            raise EngineDeadError(f"the engine ended without finishing request(s) {', '.join(lost)}")
+            if not deltas and not self._client.has_unfinished() and (lost := self._outputs.unfinished):
+                self._outputs.abort(lost)
+                raise EngineDeadError(f"the engine ended without finishing request(s) {', '.join(lost)}")
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests with what they have; unknown and finished ids are ignored."""
-        if ids := self._outputs.abort(request_ids):
-            with contextlib.suppress(EngineDeadError):  # a dead engine has nothing to abort
-                self._client.abort(ids)
+        with self._turns:
+            if ids := self._outputs.abort(request_ids):
+                with contextlib.suppress(EngineDeadError):  # a dead engine has nothing to abort
+                    self._client.abort(ids)
 
     def drop(self, request_id: str) -> None:
         """Abort a request before the next step. Unlike `abort` it may be called in the middle of one."""
@@ -68,10 +89,16 @@ class Driver:
 
     def shutdown(self) -> None:
         """Stop the engine; what waits ends with `EngineDeadError`. A second call does nothing."""
-        if self._running:
-            self._running = False
-            self._outputs.abort(self._outputs.unfinished)
-            self._client.shutdown()
+        with self._turns:
+            if self._running:
+                self._running = False
+                self._outputs.abort(self._outputs.unfinished)
+                self._client.shutdown()
+
+    def read(self, state: RequestState) -> RequestOutput:
+        """What a request has so far, between two steps."""
+        with self._turns:
+            return state.read()
 
 
 class RequestStream(Iterator[RequestOutput]):
@@ -93,7 +120,7 @@ class RequestStream(Iterator[RequestOutput]):
         while not self._state.unread:
             self._driver.advance()
         self._driver.check_running()
-        return self._state.read()
+        return self._driver.read(self._state)
 
     def close(self) -> None:
         """Abort the request unless it has finished, and end the iteration."""

@@ -2,12 +2,13 @@
 
 It knows prompts, outputs and the engine's client; it knows nothing of plugins, devices or steps. Whoever waits (a
 `generate`, or a stream's ``next``) advances the engine for everybody, so calls and open streams may be interleaved
-freely in one thread. An `LLM` is not thread-safe.
+freely; threads take turns at the engine, a step each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +71,8 @@ class LLM:
         info = client.info
         self._client = client
         self._tokenizer = tokenizer
+        #: ids are counted, and a tokenizer is used, by one thread at a time
+        self._input_lock = threading.RLock()
         self._inputs = InputProcessor(
             tokenizer,
             vocab_size=info.vocab_size,
@@ -183,6 +186,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request early: its stream ends with finish_reason ``"abort"``. Unknown and finished ids are ignored."""
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id must be a string, as RequestOutput.request_id is, not {request_id!r:.80}")
         self._driver.check_running()
         self._driver.abort([request_id])
 
@@ -207,7 +212,7 @@ class LLM:
         pairs = list(zip(prompts, _params_of_each(sampling_params, len(prompts)), strict=True))
         requests = []
         for index, (prompt, params) in enumerate(pairs):
-            with _naming(index, len(pairs)):
+            with _naming(index, len(pairs)), self._input_lock:
                 requests.append(self._inputs.process(prompt, params))
         states: list[RequestState] = []
         try:
