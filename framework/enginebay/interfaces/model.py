@@ -73,8 +73,8 @@ class Build(Protocol):
     ) -> Linear:
         """The two input projections of a gated MLP as one: output ``[gate | up]``, split by columns."""
 
-    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
-        """RMS norm, with or without a residual to add first."""
+    def norm(self, name: str, size: int, eps: float, *, unit_offset: bool = False) -> RMSNorm:
+        """RMS norm, with or without a residual to add first; `unit_offset` scales by one plus the weight, in float32."""
 
     def rotary(self, config: Any, layer_type: str | None = None) -> Rotary:
         """The rotary table of a configuration's ``rope_parameters`` (of one layer type, where they are nested)."""

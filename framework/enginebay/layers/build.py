@@ -105,9 +105,9 @@ class ModelBuilder:
         named = tuple(Part(part, out) for part in parts)
         return self._linear(name, named, Shard.whole(hidden_size), bias=bias, split="column")
 
-    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
+    def norm(self, name: str, size: int, eps: float, *, unit_offset: bool = False) -> RMSNorm:
         """See `Build.norm`."""
-        return RMSNorm(name, size, eps, self.dtype, self.device)
+        return RMSNorm(name, size, eps, self.dtype, self.device, unit_offset=unit_offset)
 
     def rotary(self, config: Any, layer_type: str | None = None) -> Rotary:
         """See `Build.rotary`; equal arguments give one table."""

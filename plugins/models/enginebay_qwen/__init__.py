@@ -1,4 +1,4 @@
-"""Qwen3 dense models. Importing this imports no torch."""
+"""Qwen2 and Qwen3 dense models. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from enginebay.interfaces.model import CausalLM, ModelContext
 
 
-def make(context: ModelContext) -> CausalLM:
-    """Build the network."""
+def make_qwen2(context: ModelContext) -> CausalLM:
+    """Build Qwen2's network."""
+    from enginebay_qwen.model import Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(context.config, context.build)
+
+
+def make_qwen3(context: ModelContext) -> CausalLM:
+    """Build Qwen3's network."""
     from enginebay_qwen.model import Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(context.config, context.build)
@@ -21,5 +28,10 @@ def make(context: ModelContext) -> CausalLM:
 
 @hookimpl
 def enginebay_models() -> Iterable[ModelRecord]:
-    """The one architecture."""
-    return [ModelRecord(name="Qwen3ForCausalLM", summary="Qwen3 dense models", factory=make, api_version=0)]
+    """The two architectures."""
+    return [
+        ModelRecord(
+            name="Qwen2ForCausalLM", summary="Qwen2 and Qwen2.5 dense models", factory=make_qwen2, api_version=0
+        ),
+        ModelRecord(name="Qwen3ForCausalLM", summary="Qwen3 dense models", factory=make_qwen3, api_version=0),
+    ]

@@ -66,8 +66,10 @@ class PlainBackend(AttentionBackend):
             hidden = (distance < 0) | (distance >= (spec.window or seq))
             for head in range(spec.num_heads):
                 kv = head * spec.num_kv_heads // spec.num_heads
-                scores = (query[first:last, head] @ keys[:, kv].T * spec.scale).masked_fill(hidden, float("-inf"))
-                out[first:last, head] = scores.softmax(-1) @ values[:, kv]
+                scores = query[first:last, head] @ keys[:, kv].T * spec.scale
+                if spec.soft_cap is not None:
+                    scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+                out[first:last, head] = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values[:, kv]
 
 
 class ThreadComm:
