@@ -191,7 +191,11 @@ class ModelLab:
 
     def twin(self, hf: Any, config: Any, max_model_len: int = 64) -> Runner:
         """Our model with the weights of transformers' `hf`."""
-        return Runner(self.load(config, self.saved(hf), max_model_len=max_model_len))
+        return self.runner(config, self.saved(hf), max_model_len=max_model_len)
+
+    def runner(self, config: Any, tensors: dict[str, Tensor], max_model_len: int = 64) -> Runner:
+        """Our model with the tensors of a checkpoint."""
+        return Runner(self.load(config, tensors, max_model_len=max_model_len))
 
     def saved(self, hf: Any) -> dict[str, Tensor]:
         """What `save_pretrained` writes: tied matrices once."""
