@@ -1,6 +1,7 @@
 """CPU throughput and latency on SmolLM2-135M: W1 (32 x 128 in, 64 out), W2 (one stream), W3 (shared prefix); peak memory.
 
     python benchmarks/cpu.py [--dtype bfloat16] [--runs 3] [--work cpu_w1 cpu_w2 cpu_w3] [--profile]
+    python benchmarks/cpu.py --peers vllm=/path/to/python,llama-cpp=/path/to/python,transformers=/path/to/python
 
 Greedy, ignoring end-of-sequence, no detokenizing. One warm-up run of the same work, then the median.
 """
@@ -14,6 +15,7 @@ import statistics
 import time
 from typing import Any
 
+from cpu_peers import compare, parse_peers
 from enginebay import LLM, SamplingParams
 from workloads import get
 
@@ -39,7 +41,15 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print where the last work's time went, by torch operator"
     )
+    parser.add_argument(
+        "--peers", type=parse_peers, help="NAME=PYTHON,…: run them and us in turn, on the same bytes; see cpu_peers.py"
+    )
     args = parser.parse_args()
+    if args.peers is not None:
+        if args.profile:
+            parser.error("--profile is of our engine alone: leave out --peers")
+        compare(args.model, args.dtype, args.runs, args.work, args.peers)
+        return
     import torch
     import transformers  # noqa: F401 - part of what an import costs
 

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("enginebay.cli.run:run", "Generate text for one or more prompts."),
     "chat": ("enginebay.cli.run:chat", "Talk with a model in the terminal."),
     "explain": ("enginebay.cli.explain:explain", "Show which part fills each bay, and why, without loading a model."),
+    "bench": ("enginebay.cli.bench:bench", "Measure throughput, latency and start of an engine, ours or a peer's."),
     "models": ("enginebay.cli.models:models", "List, fetch and show packaged models."),
     "plugins": ("enginebay.cli.plugins:plugins", "List, show and check plugins."),
     "config": ("enginebay.cli.config:config", "Show the effective configuration, or its JSON schema."),

@@ -254,7 +254,11 @@ def _cache_spec(specs: list[AttentionSpec], attention: AttentionSelection) -> KV
 
 def build_engine(loaded: LoadedConfig) -> tuple[EngineCore, Any]:
     """Resolve, load and start. Returns the core and the tokenizer (None for a folder without one and random weights)."""
-    explanation = explain(loaded)
+    return start_engine(explain(loaded))
+
+
+def start_engine(explanation: Explanation) -> tuple[EngineCore, Any]:
+    """Load and start what `explain` chose; the second half of `build_engine`, for whoever times or shows the halves."""
     tokenizer = _load_tokenizer(explanation)
     executor = _start_executor(explanation)
     try:
