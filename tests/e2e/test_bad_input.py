@@ -122,7 +122,7 @@ def test_configuration_errors_name_what_would_work(tmp_path: Path) -> None:
         tiny(tmp_path / "m", quant={"method": "ggfu"})
     with pytest.raises((PluginNotFoundError, ResolutionError), match="LlamaForCausalLM"):
         LLM(
-            model=folder(tmp_path / "x", architectures=["MistralForCausalLM"], model_type="mistral"),
+            model=folder(tmp_path / "x", architectures=["GlmForCausalLM"], model_type="glm"),
             load_format="dummy",
             device="cpu",
         )
