@@ -23,7 +23,9 @@ NUM_SEQS, PROMPT, OUTPUTS, STEPS = 256, 64, 400, 300
 
 
 def measure(title: str, num_requests: int, num_blocks: int) -> None:
-    kv = KVCacheCoordinator(groups=1, block_size=16, num_blocks=num_blocks, max_num_seqs=NUM_SEQS, max_model_len=4096)
+    kv = KVCacheCoordinator(
+        windows=[None], block_size=16, num_blocks=num_blocks, max_num_seqs=NUM_SEQS, max_model_len=4096
+    )
     scheduler = TokenBudgetScheduler(
         SchedulerContext(
             kv=kv,

@@ -49,7 +49,7 @@ def load_by(source: str, path: str, value: bool) -> LoadedConfig:
     """Give one boolean through one source, over the opposite in every weaker one where both are accepted."""
     text = str(value).lower()
     Path("engine.yaml").write_text(yaml.safe_dump(nested(path, value if source == "yaml" else not value)))
-    file = "engine.yaml" if source == "yaml" or path != "cache.prefix_caching" else None
+    file = "engine.yaml"
     if source == "env":
         return load_config(file, env={variable(path): text})
     if source == "cli":
@@ -67,11 +67,7 @@ def test_the_tree_has_booleans_to_test() -> None:
 @pytest.mark.parametrize("value", [False, True])
 @pytest.mark.parametrize("path", booleans())
 def test_c1_every_boolean_makes_the_round_trip(folder: Path, path: str, value: bool, source: str) -> None:
-    """C1, C3: a false is a false from every source, also over a true below it; an unsupported true is refused."""
-    if (path, value) == ("cache.prefix_caching", True):
-        with pytest.raises(ConfigError, match=r"cache\.prefix_caching \(.*\): prefix caching is not in this version"):
-            load_by(source, path, value)
-        return
+    """C1, C3: a false is a false from every source, also over a true below it."""
     loaded = load_by(source, path, value)
     assert value_at(loaded.config, path) is value
     assert loaded.sources[path].kind == source

@@ -89,7 +89,8 @@ def test_a_step_may_hold_fewer_tokens_than_requests() -> None:
         ("quant", "fp8", 'expected "auto" or a mapping with the keys method, options, got the text "fp8"'),
         ("model", "", 'expected a text, got the text ""'),
         ("parallel", 2, "expected a mapping with the keys tensor, pipeline, got 2"),
-        ("cache.prefix_caching", True, "prefix caching is not in this version; only false is accepted"),
+        ("scheduler.max_prefill_tokens", 0, 'expected "auto" or an integer of at least 1, got 0'),
+        ("sampler.logprobs_mode", "raw", 'expected one of "raw_logprobs", "raw_logits", "processed_logprobs", "proc'),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_be_right(path: str, value: Any, message: str) -> None:

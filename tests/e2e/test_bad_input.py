@@ -103,13 +103,13 @@ def test_c7_a_length_fitted_to_the_pool_is_the_one_that_is_listed(tmp_path: Path
         ({"top_p": 0.0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temprature": 1.0}, "did you mean temperature"),
-        ({"presence_penalty": 1.0}, "not supported"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
     ],
 )
 def test_parameters_are_checked_and_never_ignored(values: dict[str, Any], words: str) -> None:
     """C6."""
     with pytest.raises(RequestError, match=words):
-        SamplingParams.of(**values)
+        SamplingParams(**values)
 
 
 def test_configuration_errors_name_what_would_work(tmp_path: Path) -> None:

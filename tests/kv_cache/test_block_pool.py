@@ -70,44 +70,118 @@ def test_a_pool_without_a_usable_block_is_refused(n: int) -> None:
         BlockPool(n)
 
 
+def test_a_free_block_is_found_until_it_is_handed_out_again() -> None:
+    pool = BlockPool(5)
+    held = pool.allocate(3)
+    pool.index.put(0, [b"a", b"b"], held[:2])
+    pool.free(held)
+    assert pool.num_free == 4
+    assert pool.num_idle(held) == 3
+    pool.share(held[1:2])
+    assert pool.num_free == 3
+    assert pool.allocate(3).tolist() == [4, 1, 3]
+    assert dict(pool.index.maps[0]) == {b"b": 2}
+    with pytest.raises(RuntimeError, match="3 blocks asked, 0 of 4"):
+        pool.allocate(3)
+    pool.free(ids(2))
+    assert pool.allocate(1).tolist() == [2]
+    assert len(pool.index) == 0
+
+
+def test_found_blocks_leave_the_queue_from_anywhere_and_come_back_at_its_end() -> None:
+    pool = BlockPool(9)
+    held = pool.allocate(8)
+    pool.index.put(0, [bytes([i]) for i in range(8)], held)
+    pool.free(held)
+    for _ in range(20):  # many times around the ring
+        pool.share(ids(3, 6))
+        pool.free(ids(6, 3))
+    assert pool.num_free == 8
+    assert pool.allocate(8).tolist() == [1, 2, 4, 5, 7, 8, 6, 3]
+
+
+def test_allocating_nothing_changes_nothing() -> None:
+    pool = BlockPool(3)
+    held = pool.allocate(2)
+    pool.index.put(0, [b"a"], held[:1])
+    pool.free(held)
+    pool.share(held[:1])
+    assert pool.allocate(0).tolist() == []
+    assert pool.allocate(1).tolist() == [2]
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """Random holders of random blocks against plain sets."""
+    """Random holders of random blocks against a plain list of free ones, in the order in which they became free."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12)
-        self.holders: list[set[int]] = []
+        self.free_ids = list(range(1, 12))
+        self.holders: list[list[int]] = []
+        self.keys: dict[int, bytes] = {}
+        self.num_keys = 0
+
+    def holds(self, block: int) -> int:
+        return sum(block in held for held in self.holders)
 
     @rule(n=st.integers(0, 6))
     def allocate(self, n: int) -> None:
-        free = self.pool.num_free
-        if n > free:
+        if n > len(self.free_ids):
             with pytest.raises(RuntimeError):
                 self.pool.allocate(n)
             return
         got = self.pool.allocate(n).tolist()
-        assert len(set(got)) == n
-        assert 0 not in got
-        assert not set(got) & set().union(*self.holders)
-        self.holders.append(set(got))
+        assert got == self.free_ids[:n]
+        del self.free_ids[:n]
+        for block in got:
+            self.keys.pop(block, None)
+        self.holders.append(got)
+
+    @rule(data=st.data())
+    def name(self, data: st.DataObject) -> None:
+        nameless = sorted(set(range(1, 12)) - set(self.free_ids) - set(self.keys))
+        if nameless:
+            block = data.draw(st.sampled_from(nameless))
+            self.num_keys += 1
+            self.keys[block] = b"%d" % self.num_keys
+            self.pool.index.put(0, [self.keys[block]], ids(block))
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        if self.holders:
-            held = data.draw(st.sampled_from(self.holders))
-            self.pool.share(ids(*held))
-            self.holders.append(set(held))
+        known = sorted((set(range(1, 12)) - set(self.free_ids)) | set(self.keys))
+        if known:
+            wanted = data.draw(st.lists(st.sampled_from(known), unique=True))
+            assert self.pool.num_idle(ids(*wanted)) == len(set(wanted) & set(self.free_ids))
+            self.pool.share(ids(*wanted))
+            self.free_ids = [b for b in self.free_ids if b not in wanted]
+            self.holders.append(wanted)
+
+    @rule(block=st.integers(0, 11))
+    def share_what_is_lost(self, block: int) -> None:
+        if (block == 0 or block in self.free_ids) and block not in self.keys:
+            with pytest.raises(RuntimeError, match="shared while nobody holds"):
+                self.pool.share(ids(block))
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         if self.holders:
             held = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
-            self.pool.free(ids(*held))
+            order = data.draw(st.permutations(held))
+            self.pool.free(ids(*order))
+            self.free_ids += [b for b in order if not self.holds(b)]
+
+    @rule(data=st.data())
+    def free_twice(self, data: st.DataObject) -> None:
+        if self.free_ids:
+            with pytest.raises(RuntimeError, match="freed while nobody holds"):
+                self.pool.free(ids(data.draw(st.sampled_from(self.free_ids))))
 
     @invariant()
     def conserved(self) -> None:
-        assert self.pool.num_free + len(set().union(*self.holders)) == self.pool.num_blocks == 11
+        assert self.pool.num_free == len(self.free_ids)
+        assert self.pool.num_free + len({b for held in self.holders for b in held}) == self.pool.num_blocks == 11
+        assert dict(self.pool.index.maps[0]) == {key: block for block, key in self.keys.items()}
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

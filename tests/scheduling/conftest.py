@@ -1,8 +1,9 @@
 """A device made of dictionaries: it runs the steps that a scheduler composes and checks each of them.
 
 `Simulator` keeps what a worker keeps (tokens, counts and block tables by slot) and a KV cache whose every entry
-remembers the token and position that it was written for. A step reads back its whole context, so a block that was freed
-too early, given twice or never given shows as a wrong entry. Tokens are a function of their own sequence alone:
+remembers the tokens up to its position, and the cache salt, that it was written for. A step reads back its whole context
+(of a window group: the window), so a block that was freed too early, given twice, never given, or found in the prefix
+cache for the wrong request shows as a wrong entry. Tokens are a function of their own sequence alone:
 whatever the arrangement, each request must get those of `Simulator.reference`.
 """
 
@@ -51,8 +52,9 @@ class Seat:
     tokens: list[int]
     #: tokens known when the request took the slot
     num_prefill: int
-    tables: list[list[int]]
-    computed: int = 0
+    #: column -> block, one a group
+    tables: list[dict[int, int]]
+    computed: int
 
 
 @dataclass
@@ -72,31 +74,44 @@ class Simulator:
         *,
         policy: SchedulingPolicy | None = None,
         groups: int = 1,
+        windows: Sequence[int | None] | None = None,
+        prefix_caching: bool = False,
         block_size: int = 4,
         usable_blocks: int = 64,
         max_num_seqs: int = 4,
         budget: int = 16,
         max_model_len: int = 64,
         chunked_prefill: bool = True,
+        max_prefill_tokens: int | None = None,
         concurrent: int = 1,
     ) -> None:
-        self.kv = KVCacheCoordinator(groups, block_size, usable_blocks + 1, max_num_seqs, max_model_len)
+        self.windows = tuple(windows or [None] * groups)
+        self.kv = KVCacheCoordinator(
+            windows=self.windows,
+            block_size=block_size,
+            num_blocks=usable_blocks + 1,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_tokens_in_flight=budget * concurrent,
+            prefix_caching=prefix_caching,
+        )
         self.context = SchedulerContext(
             kv=self.kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             chunked_prefill=chunked_prefill,
+            max_prefill_tokens=max_prefill_tokens,
             max_concurrent_batches=concurrent,
             policy=policy or Fcfs(),
             options=NoOptions(),
         )
         self.scheduler = TokenBudgetScheduler(self.context)
-        self.groups, self.block_size = groups, block_size
+        self.groups, self.block_size = len(self.windows), block_size
         self.received: dict[str, Received] = {}
         self.seats: dict[int, Seat] = {}
-        #: (block, offset) -> (token, position) that was written there last
-        self.cache: dict[tuple[int, int], tuple[int, int]] = {}
+        #: (block, offset) -> salt and tokens up to the one that was written there last
+        self.cache: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
         #: steps in flight, their results, and the blocks that each names, by request
         self.flying: deque[tuple[SchedulerOutput, ModelOutput, dict[str, set[int]]]] = deque()
         #: request ids of each step, in the order of its rows
@@ -105,7 +120,14 @@ class Simulator:
     # --- requests
 
     def request(
-        self, prompt: Iterable[int], outputs: int, stops: Iterable[int] = (), priority: int = 0, name: str = ""
+        self,
+        prompt: Iterable[int],
+        outputs: int,
+        stops: Iterable[int] = (),
+        priority: int = 0,
+        name: str = "",
+        salt: str = "",
+        leader: Request | None = None,
     ) -> Request:
         arrival = len(self.received)
         tokens = np.array(list(prompt), dtype=np.int32)
@@ -118,12 +140,21 @@ class Simulator:
             seed=arrival,
             arrival=arrival,
             priority=priority,
+            cache_extras=(("salt", salt),) if salt else (),
+            leader=leader,
         )
 
     def add(
-        self, prompt: Iterable[int], outputs: int, stops: Iterable[int] = (), priority: int = 0, name: str = ""
+        self,
+        prompt: Iterable[int],
+        outputs: int,
+        stops: Iterable[int] = (),
+        priority: int = 0,
+        name: str = "",
+        salt: str = "",
+        leader: Request | None = None,
     ) -> Request:
-        made = self.request(prompt, outputs, stops, priority, name)
+        made = self.request(prompt, outputs, stops, priority, name, salt, leader)
         self.scheduler.add(made)
         self.received[made.request_id] = Received(made)
         return made
@@ -209,33 +240,53 @@ class Simulator:
 
     def _execute(self, output: SchedulerOutput) -> tuple[ModelOutput, dict[str, set[int]]]:
         self._check_shape(output)
-        named_before = {name: blocks for _, _, step in self.flying for name, blocks in step.items()}
         for new in output.new_requests:
             self._check_seniority(self.received[new.request_id].request)
             assert not any(new.slot in step.slots for step, _, _ in self.flying), "slot reused in flight"
             request = self.received[new.request_id].request
             assert new.token_ids.tolist() == [*request.prompt_token_ids.tolist(), *request.output_token_ids]
             assert new.num_prompt_tokens == request.num_prompt_tokens
-            tables: list[list[int]] = [[] for _ in range(self.groups)]
-            self.seats[new.slot] = Seat(request, new.token_ids.tolist(), len(new.token_ids), tables)
+            assert new.num_computed_tokens < len(new.token_ids), "C30: at least one token is computed"
+            tables: list[dict[int, int]] = [{} for _ in range(self.groups)]
+            tokens = new.token_ids.tolist()
+            self.seats[new.slot] = Seat(request, tokens, len(tokens), tables, new.num_computed_tokens)
         for group, gained in enumerate(output.new_blocks):
             for slot, column, block in zip(gained.slots, gained.columns, gained.block_ids, strict=True):
-                seat = self.seats[int(slot)]
                 assert 0 < block <= self.kv.num_blocks
-                assert column == len(seat.tables[group])
-                seat.tables[group].append(int(block))
-                for name, blocks in named_before.items():
-                    assert block not in blocks or name == seat.request.request_id, "block given while a step names it"
+                self.seats[int(slot)].tables[group][int(column)] = int(block)
+        read: dict[str, set[int]] = {}
+        written: dict[str, set[int]] = {}
+        for row, slot in enumerate(output.slots.tolist()):
+            name = self.seats[slot].request.request_id
+            read[name], written[name] = self._blocks_of_row(output, row)
+        self._check_owners(read, written)
         sampled = [self._run_row(output, row) for row in range(output.num_rows)]
-        named = {}
-        for slot in output.slots.tolist():
-            seat = self.seats[slot]
-            named[seat.request.request_id] = {b for table in seat.tables for b in table}
-        assert sum(map(len, named.values())) == len(set().union(*named.values())), "a block with two owners"
         self.history.append([self.seats[slot].request.request_id for slot in output.slots.tolist()])
         token_ids = np.array([[-7 if token is None else token] for token in sampled], dtype=np.int32)
         num_sampled = np.array([token is not None for token in sampled], dtype=np.int32)
-        return ModelOutput(token_ids, num_sampled), named
+        return ModelOutput(token_ids, num_sampled), read
+
+    def _blocks_of_row(self, output: SchedulerOutput, row: int) -> tuple[set[int], set[int]]:
+        """Blocks that the row reads, and those of them that it writes."""
+        seat, size = self.seats[int(output.slots[row])], self.block_size
+        start = int(output.num_computed_tokens[row])
+        end = start + int(output.num_scheduled_tokens[row])
+        read, written = set(), set()
+        for table, window in zip(seat.tables, self.windows, strict=True):
+            first = 0 if window is None else max(0, start - window + 1)
+            for column in range(first // size, (end - 1) // size + 1):
+                assert column in table, "blocks do not cover the row"
+                read.add(table[column])
+                if column >= start // size:
+                    written.add(table[column])
+        return read, written
+
+    def _check_owners(self, read: dict[str, set[int]], written: dict[str, set[int]]) -> None:
+        """Only whole, computed blocks are shared: what a row writes, nobody else reads, in this step or in flight."""
+        for name, blocks in written.items():
+            for step in (read, *(named for _, _, named in self.flying)):
+                for other, named in step.items():
+                    assert other == name or not blocks & named, "a block is written while another request reads it"
 
     def _check_shape(self, output: SchedulerOutput) -> None:
         rows = output.num_rows
@@ -249,11 +300,9 @@ class Simulator:
         assert len(output.new_blocks) == self.groups
         # decode | extend | prefill, and the prefill rows are the new requests
         computed = output.num_computed_tokens.tolist()
-        starts = [computed[row] == 0 for row in range(rows)]
-        assert starts == sorted(starts)
-        assert [s for s, first in zip(output.slots.tolist(), starts, strict=True) if first] == [
-            new.slot for new in output.new_requests
-        ]
+        num_new = len(output.new_requests)
+        assert all(computed[: rows - num_new])
+        assert output.slots.tolist()[rows - num_new :] == [new.slot for new in output.new_requests]
 
     def _check_seniority(self, admitted: Request) -> None:
         """Whoever precedes a newly admitted request in the policy's order runs already."""
@@ -262,7 +311,8 @@ class Simulator:
         key = (policy.admission_key(admitted), admitted.arrival)
         for got in self.received.values():
             other = got.request
-            if other.finish_reason is None and (policy.admission_key(other), other.arrival) < key:
+            held = other.leader is not None and not other.leader.output_token_ids and not other.leader.finish_reason
+            if other.finish_reason is None and not held and (policy.admission_key(other), other.arrival) < key:
                 assert other.status is RequestStatus.RUNNING
 
     def _run_row(self, output: SchedulerOutput, row: int) -> int | None:
@@ -277,13 +327,15 @@ class Simulator:
         assert decodes == (row < output.num_decode_rows)
         assert count == 1 or not decodes
         if not self.context.chunked_prefill and seat.num_prefill <= self.context.max_num_batched_tokens and not decodes:
-            assert (start, count) == (0, seat.num_prefill), "a prompt was cut"
-        for table in seat.tables:
-            assert len(table) * self.block_size >= end, "blocks do not cover the row"
-            places = [(table[p // self.block_size], p % self.block_size) for p in range(end)]
+            assert end == seat.num_prefill, "a prompt was cut"
+        salt = dict(seat.request.cache_extras).get("salt", "")
+        for table, window in zip(seat.tables, self.windows, strict=True):
+            first = 0 if window is None else max(0, start - window + 1)
+            places = {p: (table[p // self.block_size], p % self.block_size) for p in range(first, end)}
             for position in range(start, end):
-                self.cache[places[position]] = (seat.tokens[position], position)
-            assert [self.cache[place] for place in places] == [(t, p) for p, t in enumerate(seat.tokens[:end])]
+                self.cache[places[position]] = (salt, tuple(seat.tokens[: position + 1]))
+            for position, place in places.items():
+                assert self.cache[place] == (salt, tuple(seat.tokens[: position + 1])), "a wrong entry"
         seat.computed = end
         assert bool(output.samples[row]) == (end == len(seat.tokens))
         if not output.samples[row]:

@@ -18,7 +18,7 @@ def table(*computed: int) -> SlotTable:
     made = SlotTable(len(computed))
     for count in computed:
         request = Request("r", np.zeros(10, np.int32), SamplingParams(), frozenset(), 5, seed=0)
-        slot = made.seat(request)
+        slot = made.seat(request, 0)
         made.num_computed[slot] = count
         made.num_tokens[slot] = max(10, count + 1)
     return made

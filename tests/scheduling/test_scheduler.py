@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Priority(SchedulingPolicy):
     """Urgent requests first; they take the place of less urgent ones."""
 
+    uses_priority = True
+
     def admission_key(self, request: Request) -> tuple[float, ...]:
         return (request.priority, request.arrival)
 

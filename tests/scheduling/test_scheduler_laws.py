@@ -25,6 +25,8 @@ modest = settings(max_examples=150, deadline=None, suppress_health_check=[Health
 class Odd(SchedulingPolicy):
     """A policy that is allowed, whether or not it is sensible."""
 
+    uses_priority = True
+
     by_priority: bool
     pick: int
     displaces: bool
@@ -47,7 +49,9 @@ policies = st.builds(Odd, st.booleans(), st.integers(-3, 3), st.booleans(), st.o
 arrangements = st.fixed_dictionaries(
     {
         "policy": policies,
-        "groups": st.integers(1, 2),
+        "windows": st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=2),
+        "prefix_caching": st.booleans(),
+        "max_prefill_tokens": st.one_of(st.none(), st.integers(1, 8)),
         "block_size": st.integers(1, 4),
         "usable_blocks": st.integers(4, 24),
         "max_num_seqs": st.integers(1, 5),
@@ -121,7 +125,7 @@ def test_any_life_ends_idle_with_the_right_tokens_c22_c24_c47(simulator: type[Si
         sim.check_idle()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay.scheduling.scheduler.HEADROOM_TOKENS", headroom)
+        patch.setattr("enginebay.scheduling.headroom.LEAST", headroom)
         law()
 
 
@@ -137,9 +141,10 @@ def test_pressure_ends_with_the_right_tokens_and_the_first_is_never_preempted(si
     )
     def law(arrangement: dict[str, object], requests: list[tuple[list[int], int, set[int], int]], slack: int) -> None:
         nonlocal preemptions
-        groups, block_size = int(str(arrangement["groups"])), int(str(arrangement["block_size"]))
+        windows, block_size = arrangement["windows"], int(str(arrangement["block_size"]))
+        assert isinstance(windows, list)
         longest = max(len(prompt) + outputs for prompt, outputs, _, _ in requests)
-        arrangement |= {"usable_blocks": groups * (-(-longest // block_size) + slack), "max_model_len": 40}
+        arrangement |= {"usable_blocks": len(windows) * (-(-longest // block_size) + slack), "max_model_len": 40}
         arrangement |= {"max_num_seqs": 4, "budget": 4 + int(str(arrangement["budget"]))}
         sim = simulator(**arrangement)  # type: ignore[arg-type]
         for load in requests:
@@ -154,6 +159,6 @@ def test_pressure_ends_with_the_right_tokens_and_the_first_is_never_preempted(si
             assert first.num_preemptions == 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("enginebay.scheduling.scheduler.HEADROOM_TOKENS", 0)
+        patch.setattr("enginebay.scheduling.headroom.LEAST", 0)
         law()
     assert preemptions > 0, "the loads were meant to press"

@@ -66,7 +66,7 @@ def run(loaded: LoadedConfig, prompts: tuple[str, ...], as_chat: bool | None, st
     All prompts are answered at once, and printed in their order.
     """
     texts = _read_prompts(prompts)
-    SamplingParams.of(**_given(sampling))  # what is wrong by itself is refused before the engine starts
+    SamplingParams(**_given(sampling))  # what is wrong by itself is refused before the engine starts
     with _engine(loaded) as llm:
         if as_chat is None:
             as_chat = _has_template(llm)
@@ -85,7 +85,7 @@ def run(loaded: LoadedConfig, prompts: tuple[str, ...], as_chat: bool | None, st
 @_sampling_options(temperature=0.7)
 def chat(loaded: LoadedConfig, system: str | None, **sampling: Any) -> None:
     """Talk with a model in the terminal."""
-    SamplingParams.of(**_given(sampling))
+    SamplingParams(**_given(sampling))
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` line editing and a history
     with _engine(loaded) as llm:
@@ -181,7 +181,7 @@ def _params(llm: LLM, prompt: Prompt, sampling: dict[str, Any]) -> SamplingParam
     if "max_tokens" not in given:
         room = llm.info.max_model_len - len(llm.tokenize(prompt)["prompt_token_ids"])
         given["max_tokens"] = max(1, min(_DEFAULT_MAX_TOKENS, room))
-    return SamplingParams.of(**given)
+    return SamplingParams(**given)
 
 
 def _given(sampling: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from enginebay.config.schema import EngineConfig
 
-#: kind -> (definition in the schema, the key that names the part). A model has no options in YAML.
+#: kind -> (definition in the schema, the key that names the part). A model has no options in YAML; processors: below.
 _BAYS = {
     "attention": ("AttentionConfig", "backend"),
     "executor": ("ExecutorConfig", "backend"),
@@ -55,4 +55,17 @@ def json_schema(option_models: Mapping[tuple[str, str], type[BaseModel]]) -> dic
             *({"title": f"options of {name}", "$ref": f"#/$defs/{kind}.{name}"} for name in names),
             {"title": "options of a plugin that this schema does not know", "type": "object"},
         ]
+    _add_processors(schema, option_models)
     return schema
+
+
+def _add_processors(schema: dict[str, Any], option_models: Mapping[tuple[str, str], type[BaseModel]]) -> None:
+    """Logits processors run side by side, so each has its options under its own name."""
+    properties = schema["$defs"]["SamplerConfig"]["properties"]["options"].setdefault("properties", {})
+    for kind, name in sorted(option_models):
+        if kind == "sampler":
+            key = f"{kind}.{name}"
+            schema["$defs"][key] = option_models[kind, name].model_json_schema(
+                ref_template=f"#/$defs/{key}/$defs/{{model}}"
+            )
+            properties[name] = {"$ref": f"#/$defs/{key}"}

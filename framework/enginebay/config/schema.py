@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 Auto = Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -95,12 +94,27 @@ class SchedulerConfig(Section):
     """Most requests that run at once."""
     max_num_batched_tokens: AutoOrPositive = "auto"
     """Most tokens a step computes; "auto" is 8192 on cuda and 2048 on cpu."""
+    max_prefill_tokens: AutoOrPositive = "auto"
+    """Most prompt tokens in a step that also decodes, so that a flood of prompts does not stall running requests; "auto"
+    lets prompts take what is left of max_num_batched_tokens."""
     chunked_prefill: bool = True
     """Spread a prompt over several steps where it does not fit one. When false, a prompt runs in one step."""
     async_scheduling: bool = True
     """Schedule the next step while the current one runs."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The chosen policy's or scheduler's own options."""
+
+
+class SamplerConfig(Section):
+    """The sampler bay."""
+
+    processors: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    """Logits processors to run besides the built-in ones, in this order."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of the processors, under their names."""
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    """What `logprobs` returns: of the model's own logits, or of those that remain after processors, temperature and
+    filters; as log-probabilities or as logits."""
 
 
 class QuantConfig(Section):
@@ -122,21 +136,14 @@ class CacheConfig(Section):
     """Tokens a block; "auto" takes one that every attention backend reads."""
     dtype: Dtype = "auto"
     """Dtype of cached keys and values; "auto" is the model's."""
-    prefix_caching: bool = False
-    """Reuse the cached keys and values of a common prefix. Not in this version: only false is accepted."""
+    prefix_caching: bool = True
+    """Reuse the cached keys and values of a common prefix."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory that weights, activations and cache may take together; not used on cpu."""
     num_blocks: AutoOrPositive = "auto"
     """Blocks of the pool; "auto" derives them from memory."""
     memory_bytes: AutoOrPositive = "auto"
     """Bytes of the pool; "auto" is what gpu_memory_utilization leaves on cuda, a share of host memory on cpu."""
-
-    @field_validator("prefix_caching")
-    @classmethod
-    def _no_prefix_caching(cls, value: bool) -> bool:
-        if value:
-            raise PydanticCustomError("unsupported", "prefix caching is not in this version; only false is accepted")
-        return value
 
 
 class GraphsConfig(Section):
@@ -173,6 +180,8 @@ class EngineConfig(Section):
     """Ranks."""
     scheduler: SchedulerConfig = SchedulerConfig()
     """The scheduler bay."""
+    sampler: SamplerConfig = SamplerConfig()
+    """The sampler bay."""
     quant: QuantChoice = "auto"
     """Quantization: "auto" follows the checkpoint, or a mapping with `method`."""
     cache: CacheConfig = CacheConfig()

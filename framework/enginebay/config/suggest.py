@@ -38,6 +38,7 @@ _SELECTORS: tuple[Path, ...] = (
     ("attention", "backend"),
     ("executor", "backend"),
     ("scheduler", "policy"),
+    ("sampler", "processors"),
     ("quant",),
     ("plugins",),
 )
@@ -55,6 +56,9 @@ _FLAT = {
     "compilation_config": "graphs.decode_sizes and compile",
     "kv_cache_dtype": "cache.dtype",
     "kv_cache_memory_bytes": "cache.memory_bytes",
+    "long_prefill_token_threshold": "scheduler.max_prefill_tokens",
+    "logits_processors": "sampler.processors",
+    "logprobs_mode": "sampler.logprobs_mode",
     "enable_prefix_caching": "cache.prefix_caching",
     "enable_chunked_prefill": "scheduler.chunked_prefill",
     "num_gpu_blocks_override": "cache.num_blocks",

@@ -27,14 +27,14 @@ from enginebay.loading.tokenizer import load_tokenizer
 from enginebay.models.reference import ModelFiles, resolve_model, resolve_tokenizer
 from enginebay.plugins.attention import resolve_attention
 from enginebay.plugins.loader import PluginLoader
-from enginebay.plugins.records import Phase, Record, SchedulerRecord
+from enginebay.plugins.records import LogitsProcessorRecord, Phase, Record, SchedulerRecord
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
 from enginebay.plugins.resolver import resolve
 from enginebay.plugins.selection import AttentionSelection, Selection, identities, switched_off
 from enginebay.scheduling.scheduler import TokenBudgetScheduler
 from enginebay.worker.memory import num_kv_blocks
 from enginebay.worker.model_loader import ModelParts, build_model
-from enginebay.worker.worker import DeviceWorker, WorkerSpec
+from enginebay.worker.worker import DeviceWorker, ProcessorPart, WorkerSpec
 
 PHASES: tuple[Phase, ...] = ("decode", "prefill")
 
@@ -51,6 +51,8 @@ class Explanation:
     attention: AttentionSelection
     executor: Selection
     scheduler: Selection
+    #: one a logits processor, in the order that they run
+    processors: tuple[Selection, ...]
     #: all bays, in the report's order
     selections: tuple[Selection, ...]
     cache: KVCacheSpec
@@ -110,6 +112,7 @@ def explain(loaded: LoadedConfig) -> Explanation:
     )
     executor = resolve("executor", config.executor.backend, _source(loaded, "executor.backend"), requirements, loader)
     scheduler = resolve("scheduler", config.scheduler.policy, _source(loaded, "scheduler.policy"), requirements, loader)
+    processors = _processors(loaded, requirements, loader)
     resolved = replace(sizes, block_size=attention.block_size, kv_dtype=attention.kv_dtype)
     return Explanation(
         loaded=loaded,
@@ -120,7 +123,8 @@ def explain(loaded: LoadedConfig) -> Explanation:
         attention=attention,
         executor=executor,
         scheduler=scheduler,
-        selections=(model, *attention.selections, quant, scheduler, executor),
+        processors=processors,
+        selections=(model, *attention.selections, quant, *processors, scheduler, executor),
         cache=_cache_spec(specs, attention),
         loader=loader,
     )
@@ -128,6 +132,21 @@ def explain(loaded: LoadedConfig) -> Explanation:
 
 def _source(loaded: LoadedConfig, path: str) -> str:
     return str(loaded.source(path))
+
+
+def _processors(loaded: LoadedConfig, requirements: Requirements, loader: PluginLoader) -> tuple[Selection, ...]:
+    """The logits processors that the configuration names; ones named twice, and options of others, are errors."""
+    sampler = loaded.config.sampler
+    names = sampler.processors
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"sampler.processors ({loaded.where('sampler.processors')}): {', '.join(twice)}: named twice")
+    if unknown := [name for name in sampler.options if name not in names]:
+        raise ConfigError(
+            f"sampler.options.{unknown[0]} ({loaded.where(f'sampler.options.{unknown[0]}')}): no such processor runs; "
+            f"sampler.processors names {', '.join(names) or 'none'}"
+        )
+    source = _source(loaded, "sampler.processors")
+    return tuple(resolve("sampler", name, source, requirements, loader, label=name) for name in names)
 
 
 def _quantization(hf_config: Any, files: ModelFiles, *, dummy: bool) -> Mapping[str, Any]:
@@ -289,6 +308,7 @@ def _start_executor(explanation: Explanation) -> Executor:
         parts=explanation.parts,
         cache=explanation.cache,
         attention={phase: _backend(explanation, phase) for phase in PHASES},
+        processors=tuple(_processor_part(explanation, selection) for selection in explanation.processors),
     )
     executor = record.factory(
         ExecutorContext(
@@ -324,23 +344,34 @@ def _backend(explanation: Explanation, phase: Phase) -> tuple[Any, BaseModel]:
     return record.factory, validate_options(record.options, options, path, explanation.loaded.where)
 
 
+def _processor_part(explanation: Explanation, selection: Selection) -> ProcessorPart:
+    record, loaded = selection.chosen, explanation.loaded
+    assert isinstance(record, LogitsProcessorRecord)
+    options = explanation.config.sampler.options.get(record.name, {})
+    path = f"sampler.options.{record.name}"
+    return ProcessorPart(record=record, options=validate_options(record.options, options, path, loaded.where))
+
+
 def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) -> EngineCore:
     config, resolved = explanation.config, explanation.resolved
     num_blocks = _pool_blocks(explanation, executor)
     executor.initialize_kv_cache(num_blocks)
     resolved = replace(resolved, num_kv_blocks=num_blocks)
+    depth = min(explanation.max_concurrent_batches, executor.max_concurrent_batches)
     kv = KVCacheCoordinator(
-        groups=len(explanation.cache.groups),
+        windows=[group.spec.window for group in explanation.cache.groups],
         block_size=resolved.block_size,
         num_blocks=num_blocks,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=resolved.max_model_len,
+        prefix_caching=config.cache.prefix_caching,
+        max_tokens_in_flight=resolved.max_num_batched_tokens * depth,
     )
     if config.max_model_len == "auto" and not kv.fits(resolved.max_model_len):
         # One truth for admission and the listing (C7): what a single request can really hold.
-        groups = len(explanation.cache.groups)
-        fitted = (kv.num_blocks // groups) * resolved.block_size
+        fitted = kv.longest
         if fitted == 0:
+            groups = len(explanation.cache.groups)
             raise MemoryBudgetError(
                 f"the KV pool has {kv.num_blocks} block(s), but a request needs one in each of the model's {groups} cache "
                 "groups; raise cache.num_blocks, cache.memory_bytes or cache.gpu_memory_utilization"
@@ -356,8 +387,7 @@ def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) ->
         eos_token_ids=eos_token_ids(explanation.files, explanation.parts.hf_config, tokenizer),
     )
     observers = explanation.loader.observers(identities(explanation.selections))
-    depth = min(explanation.max_concurrent_batches, executor.max_concurrent_batches)
-    return EngineCore(info, executor, _scheduler(explanation, resolved, kv, depth), depth, observers)
+    return EngineCore(info, executor, _scheduler(explanation, resolved, kv, depth), kv, depth, observers)
 
 
 def _pool_blocks(explanation: Explanation, executor: Executor) -> int:
@@ -384,6 +414,7 @@ def _scheduler(explanation: Explanation, resolved: ResolvedConfig, kv: KVCacheCo
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
         chunked_prefill=config.chunked_prefill,
+        max_prefill_tokens=None if config.max_prefill_tokens == "auto" else config.max_prefill_tokens,
         max_concurrent_batches=depth,
         policy=None,
         options=validate_options(record.options, config.options, "scheduler.options", explanation.loaded.where),

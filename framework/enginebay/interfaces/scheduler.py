@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from enginebay.sampling.params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -53,8 +54,20 @@ class Request:
     seed: int
     #: admission order: the engine counts requests up
     arrival: int = 0
-    #: smaller is more urgent
+    #: smaller is more urgent; a policy that does not look at it refuses any but 0
     priority: int = 0
+    #: token ids of ``params.bad_words``: none of these sequences may be completed
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    #: tagged values that are part of the request's cache keys: equal tokens under other extras share no blocks (C26, C27)
+    cache_extras: tuple[tuple[str, str], ...] = ()
+    #: the sibling (``n > 1``) whose prompt blocks this one shares: it waits until that one's prompt is computed
+    leader: Request | None = None
+    #: SHA-256 keys of the known tokens' full blocks, as far as they were needed; the cache's own note
+    block_keys: list[bytes] = field(default_factory=list)
+    #: tokens found in the prefix cache when the request was first seated
+    num_cached_tokens: int = 0
+    #: ``time.monotonic()`` when it was first seated; None before
+    first_scheduled: float | None = None
     status: RequestStatus = RequestStatus.WAITING
     #: the slot while running, else -1
     slot: int = -1
@@ -87,6 +100,10 @@ class NewRequest:
     num_computed_tokens: int
     params: SamplingParams
     seed: int
+    #: ids that end the request, the end-of-sequence ids included unless ignored
+    stop_token_ids: frozenset[int] = frozenset()
+    #: token sequences that must not be completed
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -96,6 +113,15 @@ class NewBlocks:
     slots: Int32Array  # [N]
     columns: Int32Array  # [N]
     block_ids: Int32Array  # [N]
+
+    def joined(self, *later: NewBlocks) -> NewBlocks:
+        """These entries followed by those of `later` allocations of the same group."""
+        parts = (self, *later)
+        return NewBlocks(
+            slots=np.concatenate([p.slots for p in parts]),
+            columns=np.concatenate([p.columns for p in parts]),
+            block_ids=np.concatenate([p.block_ids for p in parts]),
+        )
 
 
 @dataclass(slots=True)
@@ -131,13 +157,46 @@ class SchedulerOutput:
 
 
 @dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at ``n`` positions: the token that stands there first, then the ``K`` likeliest ones."""
+
+    #: int32 ``[n, 1 + K]``
+    token_ids: Int32Array
+    #: float32 ``[n, 1 + K]``, natural logarithm (or logits, where ``sampler.logprobs_mode`` says so)
+    logprobs: Float32Array
+    #: int32 ``[n]``: how many tokens are at least as likely as the one that stands there; 1 is the likeliest
+    ranks: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def of(self, position: int, num_top: int) -> TokenLogprobs:
+        """One position, cut to `num_top` likeliest tokens."""
+        one = slice(position, position + 1)
+        return TokenLogprobs(self.token_ids[one, : 1 + num_top], self.logprobs[one, : 1 + num_top], self.ranks[one])
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a stretch of a prompt."""
+
+    #: index in the prompt of the first token scored; token 0 has none
+    start: int
+    positions: TokenLogprobs
+
+
+@dataclass(slots=True)
 class ModelOutput:
     """What a step produced, on the host, rows as in its `SchedulerOutput`."""
 
-    #: sampled ids, int32 ``[R, 1 + K]``; undefined where `num_sampled` is smaller
+    #: sampled ids, int32 ``[R, 1 + K]``; undefined where `num_sampled` is smaller; -1: no token was allowed
     token_ids: Int32Array
     #: valid ids a row, int32 ``[R]``; 0 for rows that do not sample
     num_sampled: Int32Array
+    #: of the sampled tokens, one position a row, as wide as the widest request of the step asks; None if nobody asks
+    logprobs: TokenLogprobs | None = None
+    #: by row: prompt tokens that the step scored, for requests that ask
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -150,6 +209,13 @@ class RequestOutputDelta:
     #: the token that stopped it, where one did; it is the last of `new_token_ids`
     stop_token_id: int | None = None
     error: str | None = None
+    #: one position a new token, cut to what the request asks; None if it asks nothing
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    #: with the request's first token or its end, whichever comes first: `Request.first_scheduled`
+    first_scheduled: float | None = None
+    #: likewise `Request.num_cached_tokens`
+    num_cached_tokens: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,6 +228,23 @@ class SchedulerStats:
     num_free_blocks: int = 0
     num_blocks: int = 0
     num_preemptions: int = 0
+    #: known tokens of requests that were looked up in the prefix cache, and those found there
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Blocks in the cache that hold the first tokens of a request. Valid until the next change of the pool."""
+
+    #: a multiple of the block size, less than the request's known tokens
+    num_tokens: int
+    #: one entry a cache group: int32 ``[n]``, the blocks of its columns ``first_column .. first_column + n - 1``
+    block_ids: tuple[Int32Array, ...]
+    #: one entry a cache group: the blocks before are outside of its window
+    first_columns: tuple[int, ...]
+    #: blocks of the hit that nobody holds: taking them costs the pool that many free ones
+    num_idle: int
 
 
 class KVCacheManager(Protocol):
@@ -176,13 +259,43 @@ class KVCacheManager(Protocol):
         """Blocks that `allocate` could hand out now."""
 
     def blocks_needed(self, slots: Int32Array, num_tokens: Int32Array) -> int:
-        """New blocks, over all groups, for the requests in `slots` to hold `num_tokens` tokens each."""
+        """New blocks, over all groups, for the requests in `slots` to reach `num_tokens` tokens each.
+
+        Of a group with a window it counts the most that the request will take at once on its way there.
+        """
 
     def blocks_needed_by_row(self, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
         """The same for each of `slots`, int32 ``[R]``: who can run when blocks are short."""
 
-    def allocate(self, slots: Int32Array, num_tokens: Int32Array) -> tuple[NewBlocks, ...] | None:
-        """Give each slot the blocks to hold `num_tokens` tokens; None, and no change, if they are short."""
+    def find_prefix(self, request: Request) -> PrefixHit:
+        """The longest cached prefix of the request's known tokens that leaves at least one to compute (C30)."""
+
+    def growth(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Free blocks that a request of `num_tokens` tokens would take from the pool, seated on `hit`."""
+
+    def seat(self, slot: int, request: Request, hit: PrefixHit) -> tuple[NewBlocks, ...]:
+        """Let the empty `slot` hold the hit's blocks, and remember whose they are."""
+
+    def allocate(
+        self, slots: Int32Array, num_tokens: Int32Array, reserve: Int32Array | None = None
+    ) -> tuple[NewBlocks, ...] | None:
+        """Give each slot the blocks to reach `num_tokens` tokens; None, and no change, if they are short.
+
+        With `reserve`, groups without a window reach that many tokens at once; a group with one takes nothing ahead.
+        """
+
+    def commit(self, slots: Int32Array, num_computed: Int32Array) -> None:
+        """Say that a step has retired with the first `num_computed` tokens of each slot in the cache.
+
+        Full blocks become findable, and blocks that have left their group's window return to the pool.
+        """
+
+    def reset_prefix_cache(self) -> None:
+        """Make everything cached so far unfindable, what running requests hold included (C29)."""
+
+    @property
+    def prefix_stats(self) -> tuple[int, int]:
+        """Tokens looked up by requests at their first seat, and tokens found."""
 
     def free(self, slot: int) -> None:
         """Return all blocks of `slot` to the pool. Only after the last step naming them has retired."""
@@ -193,6 +306,9 @@ class KVCacheManager(Protocol):
 
 class SchedulingPolicy(ABC):
     """Pure ordering: who is admitted, who gives way, how much prefill a step takes. It moves nothing itself."""
+
+    #: whether `Request.priority` matters; if not, a request with one is refused rather than ignored
+    uses_priority: bool = False
 
     @abstractmethod
     def admission_key(self, request: Request) -> tuple[float, ...]:
@@ -220,6 +336,8 @@ class SchedulerContext:
     max_num_batched_tokens: int
     max_model_len: int
     chunked_prefill: bool
+    #: most prompt tokens in a step that also decodes, beside the policy's own quota; None: as many as fit
+    max_prefill_tokens: int | None = None
     #: steps that may be scheduled before the oldest retires
     max_concurrent_batches: int
     #: the chosen policy, for a scheduler that takes one

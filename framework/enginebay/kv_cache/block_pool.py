@@ -1,64 +1,87 @@
 """The pool of KV block ids that all cache groups share.
 
-It knows ids and how many hold each. It does not know requests, cache groups, or what a block contains.
+It knows ids, how many hold each, and which of those that nobody holds can still be found. It does not know requests, what
+a block contains, or how keys come about.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from enginebay.errors import MemoryBudgetError
-
-Int32Array = npt.NDArray[np.int32]
+from enginebay.interfaces.scheduler import Int32Array
+from enginebay.kv_cache.block_index import BlockIndex
 
 
 class BlockPool:
     """Hands out block ids ``1 .. num_blocks - 1``; block 0 is the null block and never leaves.
 
-    Free ids wait in a ring, so that the block freed longest ago is reused first: the order in which a prefix cache
-    wants to lose its blocks. Every operation is a few vectorised copies of the ids concerned, whatever the pool's size.
+    A block is held or free, and a free one whose key is known can be found and held again until it is handed out anew: the
+    block freed longest ago first. Every operation is a few vectorised copies of the ids concerned, whatever the pool's
+    size.
+
+    ::
+
+        entries  head                                 tail     a queue of ids on a ring of twice the pool's size
+                  | 7 | 3 | x | 9 | x | 4 | 12 |  -  |
+        x: block 5 was found and held again. Its entry stays, but ``place[5]`` does not name it any more, so
+        `allocate` skips it; when the ring is full, the entries that count are moved together.
 
     Parameters
     ----------
     num_blocks
         Blocks of the cache tensors, the null block included.
+    num_groups
+        Cache groups, each of which finds its own blocks.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
         if num_blocks < 2:
             raise MemoryBudgetError(
                 f"the KV cache has {num_blocks} block(s); it needs the null block and at least one more. "
                 "Give it more memory (cache.gpu_memory_utilization) or a smaller cache.block_size"
             )
-        self._ring = np.arange(1, num_blocks, dtype=np.int32)
-        self._head = 0
-        self._num_free = num_blocks - 1
+        self.num_blocks = num_blocks - 1
+        self.index = BlockIndex(num_groups, num_blocks)
+        # Entries are counted through, and stand on the ring at their number modulo its length.
+        self._ring = np.zeros(2 * num_blocks, dtype=np.int32)
+        self._head, self._tail = 0, self.num_blocks
+        self._ring[: self._tail] = np.arange(1, num_blocks, dtype=np.int32)
+        #: int64 ``[num_blocks]``: number of the entry by which a block is free, -1 where it is held
+        self._place = np.arange(-1, num_blocks - 1, dtype=np.int64)
+        self._num_free = self.num_blocks
         self._ref_counts = np.zeros(num_blocks, dtype=np.int32)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that could be handed out, the null block not counted."""
-        return len(self._ring)
+        self._scratch = np.zeros(num_blocks, dtype=np.int32)
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now."""
+        """Blocks that can be handed out now, those that can be found included."""
         return self._num_free
 
+    def num_idle(self, ids: Int32Array) -> int:
+        """How many of `ids` nobody holds."""
+        return int(np.count_nonzero(self._ref_counts[ids] == 0))
+
     def allocate(self, n: int) -> Int32Array:
-        """Take `n` blocks, int32 ``[n]``, each held once. The caller has compared `n` with `num_free`."""
+        """Take `n` blocks, int32 ``[n]``, each held once and not findable any more.
+
+        The caller has compared `n` with `num_free`.
+        """
         if n > self._num_free:
             raise RuntimeError(f"block pool: {n} blocks asked, {self._num_free} of {self.num_blocks} free")
-        ids: Int32Array = self._ring.take(self._positions(self._head, n))
-        self._head = (self._head + n) % len(self._ring)
+        ids = self._pop(n)
         self._num_free -= n
+        self._place[ids] = -1
         self._ref_counts[ids] = 1
+        self.index.drop(ids)
         return ids
 
     def share(self, ids: Int32Array) -> None:
-        """Let one more holder have each of `ids`, which are held already."""
-        self._require_held(ids, "shared")
+        """Let one more holder have each of `ids`, which are held already or can be found."""
+        self._require(ids, (self._ref_counts[ids] > 0) | self.index.findable[ids], "shared")
+        idle = ids[self._ref_counts[ids] == 0]
+        self._place[idle] = -1
+        self._num_free -= len(idle)
         self._ref_counts[ids] += 1
 
     def free(self, ids: Int32Array) -> None:
@@ -67,20 +90,47 @@ class BlockPool:
         Freeing a block that is free, or the null block, is a fault of the accounting and raises `RuntimeError`; the
         pool is then unchanged.
         """
-        self._require_held(ids, "freed")
+        self._require(ids, self._ref_counts[ids] > 0, "freed")
         self._ref_counts[ids] -= 1
         gone = ids[self._ref_counts[ids] == 0]
-        self._ring[self._positions(self._head + self._num_free, len(gone))] = gone
+        if self._tail + len(gone) - self._head > len(self._ring):
+            self._compact()
+        entries = np.arange(self._tail, self._tail + len(gone))
+        self._ring[entries % len(self._ring)] = gone
+        self._place[gone] = entries
+        self._tail += len(gone)
         self._num_free += len(gone)
 
-    def _positions(self, start: int, n: int) -> npt.NDArray[np.intp]:
-        """Ring positions of `n` entries from `start` on, wrapped."""
-        return np.arange(start, start + n) % len(self._ring)
+    def _pop(self, n: int) -> Int32Array:
+        """The first `n` entries that count; they and the dead ones between them leave the ring."""
+        width = n
+        while True:
+            entries = np.arange(self._head, min(self._head + width, self._tail))
+            ids: Int32Array = self._ring[entries % len(self._ring)]
+            if self._tail - self._head == self._num_free:  # no dead ones
+                self._head += n
+                return ids
+            alive = np.flatnonzero(self._place[ids] == entries)
+            if len(alive) >= n:
+                self._head += int(alive[n - 1]) + 1 if n else 0
+                return ids[alive[:n]]
+            width *= 2
 
-    def _require_held(self, ids: Int32Array, verb: str) -> None:
-        """Refuse ids that are not held, and ids given twice in one call."""
-        idle = ids[self._ref_counts[ids] < 1]
-        if len(idle):
-            raise RuntimeError(f"block pool: block(s) {idle.tolist()} {verb} while nobody holds them")
-        if len(np.unique(ids)) != len(ids):
+    def _compact(self) -> None:
+        """Drop dead entries. At least a pool's worth of entries has come since the last time."""
+        entries = np.arange(self._head, self._tail)
+        ids = self._ring[entries % len(self._ring)]
+        ids = ids[self._place[ids] == entries]
+        self._head, self._tail = 0, len(ids)
+        self._ring[: len(ids)] = ids
+        self._place[ids] = np.arange(len(ids))
+
+    def _require(self, ids: Int32Array, allowed: np.ndarray[tuple[int], np.dtype[np.bool_]], verb: str) -> None:
+        """Refuse ids that nobody holds where someone must, and ids given twice in one call."""
+        if not allowed.all():
+            raise RuntimeError(f"block pool: block(s) {ids[~allowed].tolist()} {verb} while nobody holds them")
+        # Of equal ids, only the last finds its own number there.
+        numbers = np.arange(len(ids), dtype=np.int32)
+        self._scratch[ids] = numbers
+        if (self._scratch[ids] != numbers).any():
             raise RuntimeError(f"block pool: a block {verb} twice in one call: {ids.tolist()}")

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from enginebay.plugins.records import AttentionRecord, ExecutorRecord, ModelRecord, QuantRecord, SchedulerRecord
+    from enginebay.plugins.records import (
+        AttentionRecord,
+        ExecutorRecord,
+        LogitsProcessorRecord,
+        ModelRecord,
+        QuantRecord,
+        SchedulerRecord,
+    )
 
 PROJECT = "enginebay"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -24,6 +31,7 @@ PROVISION_HOOKS = {
     "executor": "enginebay_executors",
     "model": "enginebay_models",
     "quant": "enginebay_quantizers",
+    "sampler": "enginebay_logits_processors",
     "scheduler": "enginebay_schedulers",
 }
 
@@ -160,6 +168,36 @@ def enginebay_quantizers() -> Iterable[QuantRecord]:  # type: ignore[empty-body]
         acme = "acme_quant"
 
     ``acme_quant/quantizer.py`` subclasses `enginebay.interfaces.quant.Quantizer`.
+    """
+
+
+@hookspec
+def enginebay_logits_processors() -> Iterable[LogitsProcessorRecord]:  # type: ignore[empty-body]
+    """Logits processors that this plugin provides.
+
+    A complete plugin, ``acme_sampler/__init__.py``::
+
+        from enginebay import hookimpl
+        from enginebay.plugins.records import LogitsProcessorRecord
+
+
+        def make(context):
+            from acme_sampler.processor import AcmeProcessor
+
+            return AcmeProcessor(context)
+
+
+        @hookimpl
+        def enginebay_logits_processors():
+            return [LogitsProcessorRecord(name="acme", summary="Acme's bias", factory=make, api_version=0)]
+
+    and in its ``pyproject.toml``::
+
+        [project.entry-points."enginebay.sampler"]
+        acme = "acme_sampler"
+
+    ``acme_sampler/processor.py`` subclasses `enginebay.interfaces.sampler.LogitsProcessor`; YAML names it in
+    ``sampler: {processors: [acme]}``.
     """
 
 

@@ -13,13 +13,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from enginebay.errors import PluginError
 from enginebay.plugins.requirements import AttentionSpec, Reason, Requirements, Support
 
-Kind = Literal["attention", "executor", "model", "quant", "scheduler"]
-KINDS: tuple[Kind, ...] = ("attention", "executor", "model", "quant", "scheduler")
+Kind = Literal["attention", "executor", "model", "quant", "sampler", "scheduler"]
+KINDS: tuple[Kind, ...] = ("attention", "executor", "model", "quant", "sampler", "scheduler")
 
 #: The contract's version per kind. 0 until the first release; a record of another version is refused.
-API_VERSION: dict[Kind, int] = {"attention": 0, "executor": 0, "model": 0, "quant": 0, "scheduler": 0}
+API_VERSION: dict[Kind, int] = {"attention": 0, "executor": 0, "model": 0, "quant": 0, "sampler": 0, "scheduler": 0}
 
 
 class NoOptions(BaseModel):
@@ -254,11 +255,42 @@ class ModelRecord(Record):
         return []
 
 
+#: ``logits``: before temperature, where greedy rows see it too; ``scaled``: after temperature, on sampled rows only
+SamplerStage = Literal["logits", "scaled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsProcessorRecord(Record):
+    """A logits processor. Those named in ``sampler.processors`` run in that order, after the built-in ones of their stage.
+
+    Raises
+    ------
+    PluginError
+        Stage ``scaled`` without `argmax_invariant`: greedy rows would never see the processor.
+    """
+
+    kind: ClassVar[Kind] = "sampler"
+
+    stage: SamplerStage = "logits"
+    #: whether the likeliest token stays the likeliest; then greedy rows skip the processor
+    argmax_invariant: bool = False
+    #: pydantic model of what a request may say to it, in ``SamplingParams.extra_args[name]``
+    request_options: type[BaseModel] = NoOptions
+
+    def __post_init__(self) -> None:
+        if self.stage == "scaled" and not self.argmax_invariant:
+            raise PluginError(
+                f"logits processor {self.name}: stage 'scaled' needs argmax_invariant=True, since greedy rows skip that "
+                "stage; use stage='logits'"
+            )
+
+
 #: the record type of each kind
 RECORD_TYPES: dict[Kind, type[Record]] = {
     "attention": AttentionRecord,
     "executor": ExecutorRecord,
     "model": ModelRecord,
     "quant": QuantRecord,
+    "sampler": LogitsProcessorRecord,
     "scheduler": SchedulerRecord,
 }

@@ -71,11 +71,4 @@ def compose(table: SlotTable, order: Int32Array, budget: int, quota_of: Callable
 
 def joined(parts: list[tuple[NewBlocks, ...]]) -> tuple[NewBlocks, ...]:
     """Each group's new blocks from several allocations, in order."""
-    return tuple(
-        NewBlocks(
-            slots=np.concatenate([p.slots for p in group]),
-            columns=np.concatenate([p.columns for p in group]),
-            block_ids=np.concatenate([p.block_ids for p in group]),
-        )
-        for group in zip(*parts, strict=True)
-    )
+    return tuple(first.joined(*later) for first, *later in zip(*parts, strict=True))

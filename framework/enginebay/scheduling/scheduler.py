@@ -14,9 +14,9 @@ Three laws
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from enginebay.interfaces.scheduler import (
     ModelOutput,
     NewBlocks,
     NewRequest,
+    PrefixHit,
     Request,
     RequestOutputDelta,
     RequestStatus,
@@ -36,12 +37,12 @@ from enginebay.interfaces.scheduler import (
     SchedulerStats,
     SchedulingPolicy,
 )
+from enginebay.scheduling.delivery import Delivery, ended_early
+from enginebay.scheduling.headroom import Headroom
 from enginebay.scheduling.rows import Rows, compose, joined
+from enginebay.scheduling.siblings import Siblings
 from enginebay.scheduling.slots import ACTIVE, FINISHED, PREEMPTED, SlotTable
 from enginebay.scheduling.waiting import AdmissionKey, WaitingQueue
-
-#: Admission leaves blocks for everyone seated to grow by this many tokens, lest the next step preempts someone.
-HEADROOM_TOKENS: Final = 32
 
 
 class TokenBudgetScheduler(Scheduler):
@@ -61,7 +62,12 @@ class TokenBudgetScheduler(Scheduler):
         self._kv = context.kv
         self._budget = context.max_num_batched_tokens
         self._slots = SlotTable(context.max_num_seqs)
+        self._delivery = Delivery(self._slots)
         self._waiting = WaitingQueue()
+        self._siblings = Siblings()
+        self._headroom = Headroom()
+        # Most policies let nobody be displaced for a seat: then it need not be asked each step.
+        self._displaces = type(self._policy).may_preempt is not SchedulingPolicy.may_preempt
         #: slots that run, in order of admission
         self._order: Int32Array = np.zeros(0, dtype=np.int32)
         self._requests: dict[str, Request] = {}
@@ -102,6 +108,11 @@ class TokenBudgetScheduler(Scheduler):
         """Queue `request`; a `RequestError` if its id is in use, `RequestTooLargeError` if it could never run."""
         if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id}: a request with this id is unfinished; use another id")
+        if request.priority != 0 and not self._policy.uses_priority:
+            raise RequestError(
+                f"request {request.request_id}: priority={request.priority} would be ignored, since the scheduling policy "
+                "orders requests otherwise; leave it at 0, or set scheduler.policy: priority"
+            )
         error = self.admission_error(request)
         if error is not None:
             raise RequestTooLargeError(error)
@@ -109,7 +120,8 @@ class TokenBudgetScheduler(Scheduler):
         self._num_added += 1
         self._requests[request.request_id] = request
         self._keys[request] = key
-        self._waiting.push(key, request)
+        if not self._siblings.hold(request, self._requests):
+            self._waiting.push(key, request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutputDelta]:
         """End requests in whatever state they are; unknown or finished ids are ignored."""
@@ -121,7 +133,7 @@ class TokenBudgetScheduler(Scheduler):
             slot = self._end(request, "abort")
             if slot is not None:
                 seated.append(slot)
-            deltas.append(RequestOutputDelta(request_id, [], "abort"))
+            deltas.append(ended_early(request, "abort"))
         self._settle(np.array(seated, dtype=np.int32))
         return deltas
 
@@ -131,13 +143,16 @@ class TokenBudgetScheduler(Scheduler):
 
     def stats(self) -> SchedulerStats:
         """Counters as of now."""
+        queries, hits = self._kv.prefix_stats
         return SchedulerStats(
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._siblings),
             num_running=len(self._order),
             num_in_flight_steps=len(self._in_flight),
             num_free_blocks=self._kv.num_free_blocks,
             num_blocks=self._kv.num_blocks,
             num_preemptions=self._num_preemptions,
+            num_prefix_queries=queries,
+            num_prefix_hits=hits,
         )
 
     # --- a step goes out ---------------------------------------------------------------------------------------------
@@ -146,8 +161,10 @@ class TokenBudgetScheduler(Scheduler):
         """Compose the next step: running requests first, then waiting ones in the policy's order."""
         if len(self._in_flight) >= self.context.max_concurrent_batches:
             return None
-        self._yield_seat()
+        if self._displaces:
+            self._yield_seat()
         rows, blocks, short = self._continue_running()
+        self._headroom.step()
         # Who was admitted when blocks are short would be the next victim.
         new, blocks = ([], blocks) if short else self._admit(rows, blocks)
         if not len(rows.slots):
@@ -184,7 +201,8 @@ class TokenBudgetScheduler(Scheduler):
         quota = min(max(self._policy.prefill_quota(num_decode, left), 0), left)
         if num_decode == 0:
             return max(quota, 1) if self.context.chunked_prefill else left
-        return quota
+        most = self.context.max_prefill_tokens
+        return quota if most is None else min(quota, most)
 
     def _continue_running(self) -> tuple[Rows, tuple[NewBlocks, ...], bool]:
         """Rows of the running requests with their blocks, and whether blocks were short.
@@ -206,6 +224,7 @@ class TokenBudgetScheduler(Scheduler):
                 rows = rows.keep(kept)
             else:
                 self._preempt(self._choose_victim())
+                self._headroom.grow()
                 rows = compose(t, self._order, self._budget, self._prefill_quota)
 
     def _blocks_returning(self) -> bool:
@@ -242,8 +261,10 @@ class TokenBudgetScheduler(Scheduler):
         first = self._waiting.peek()
         if first is None or first in self._unsettled or not len(self._order) or self._blocks_returning():
             return
-        if self._slots.num_free and self._growth(first) + self._reserve() <= self._kv.num_free_blocks:
-            return
+        if self._slots.num_free:
+            growth = self._kv.growth(self._kv.find_prefix(first), self._wanted_tokens(first))
+            if growth + self._reserve() <= self._kv.num_free_blocks:
+                return
         running = self._running()
         victim = self._checked(self._policy.choose_victim(running), running)
         # Only the more urgent may displace, or two requests could displace each other for ever.
@@ -267,8 +288,8 @@ class TokenBudgetScheduler(Scheduler):
     def _admit(self, rows: Rows, blocks: tuple[NewBlocks, ...]) -> tuple[list[NewRequest], tuple[NewBlocks, ...]]:
         """Seat waiting requests while seats, quota and blocks last, and append their rows to `rows`.
 
-        A request is given the blocks of all its known tokens at once: a prompt that has begun can be finished. Nobody
-        overtakes the first in the queue.
+        A request starts behind what the prefix cache holds of it, and is given the blocks of all its known tokens at once:
+        a prompt that has begun can be finished. Nobody overtakes the first in the queue.
         """
         new: list[NewRequest] = []
         takes: list[int] = []
@@ -278,20 +299,23 @@ class TokenBudgetScheduler(Scheduler):
             request = self._waiting.peek()
             if request is None or request in self._unsettled:
                 break
-            want = request.num_tokens
+            hit = self._kv.find_prefix(request)
+            want = request.num_tokens - hit.num_tokens
             # Without chunking only a resumed request that outgrew the budget is cut: it could not resume otherwise.
             if not self.context.chunked_prefill and rows.quota < want <= self._budget:
                 break
             reserve = self._reserve() if reserve is None else reserve
-            growth = self._growth(request)
-            if growth + reserve > self._kv.num_free_blocks:
+            growth = self._kv.growth(hit, self._wanted_tokens(request))
+            free = self._kv.num_free_blocks
+            if growth + reserve > free:
                 break
-            new_request, own = self._seat(request)
+            take = min(want, rows.quota)
+            new_request, own = self._seat(request, hit, take)
             new.append(new_request)
-            gained.append(own)
-            takes.append(min(want, rows.quota))
-            rows.quota -= takes[-1]
-            reserve += growth - sum(len(b.block_ids) for b in own)
+            gained += own
+            takes.append(take)
+            rows.quota -= take
+            reserve += growth - (free - self._kv.num_free_blocks)
         if new:
             seats = [n.slot for n in new]
             self._order = np.concatenate([self._order, np.array(seats, dtype=np.int32)])
@@ -299,12 +323,20 @@ class TokenBudgetScheduler(Scheduler):
             blocks = joined(gained)
         return new, blocks
 
-    def _seat(self, request: Request) -> tuple[NewRequest, tuple[NewBlocks, ...]]:
-        """Move the first in the queue to a slot with blocks for all its known tokens."""
+    def _seat(
+        self, request: Request, hit: PrefixHit, take: int
+    ) -> tuple[NewRequest, tuple[tuple[NewBlocks, ...], tuple[NewBlocks, ...]]]:
+        """Move the first in the queue to a slot: the hit's blocks, then new ones for all its known tokens."""
         self._waiting.discard(request)
-        slot = self._slots.seat(request)
+        slot = self._slots.seat(request, hit.num_tokens)
         request.status = RequestStatus.RUNNING
-        blocks = self._kv.allocate(np.array([slot], dtype=np.int32), np.array([request.num_tokens], dtype=np.int32))
+        if request.first_scheduled is None:
+            request.first_scheduled = time.monotonic()
+            request.num_cached_tokens = hit.num_tokens
+        found = self._kv.seat(slot, request, hit)
+        one = np.array([slot], dtype=np.int32)
+        reach = np.array([hit.num_tokens + take], dtype=np.int32)
+        blocks = self._kv.allocate(one, reach, np.array([request.num_tokens], dtype=np.int32))
         if blocks is None:
             raise RuntimeError(f"scheduler: no blocks for request {request.request_id}, though enough were free")
         outputs = np.array(request.output_token_ids, dtype=np.int32)
@@ -313,22 +345,23 @@ class TokenBudgetScheduler(Scheduler):
             slot=slot,
             token_ids=np.concatenate([request.prompt_token_ids, outputs], dtype=np.int32),
             num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=0,
+            num_computed_tokens=hit.num_tokens,
             params=request.params,
             seed=request.seed,
-        ), blocks
+            stop_token_ids=request.stop_token_ids,
+            bad_words=request.bad_words,
+        ), (found, blocks)
 
     def _reserve(self) -> int:
         """Blocks that the running requests may want soon."""
         t, order = self._slots, self._order
-        return self._kv.blocks_needed(order, np.minimum(t.num_tokens[order] + HEADROOM_TOKENS, t.num_computable[order]))
+        soon = np.minimum(t.num_tokens[order] + self._headroom.tokens, t.num_computable[order])
+        return self._kv.blocks_needed(order, soon)
 
-    def _growth(self, request: Request) -> int:
-        """Blocks for a waiting request's known tokens and headroom, asked on behalf of the slot it would get."""
+    def _wanted_tokens(self, request: Request) -> int:
+        """Tokens that a waiting request must have room for to be seated: the known ones and headroom."""
         computable = request.num_prompt_tokens + request.max_output_tokens - 1
-        tokens = min(request.num_tokens + HEADROOM_TOKENS, computable)
-        slot = np.array([self._slots.next_free], dtype=np.int32)
-        return self._kv.blocks_needed(slot, np.array([tokens], dtype=np.int32))
+        return min(request.num_tokens + self._headroom.tokens, computable)
 
     # --- a step comes back -------------------------------------------------------------------------------------------
 
@@ -339,37 +372,18 @@ class TokenBudgetScheduler(Scheduler):
         self._in_flight.popleft()
         t = self._slots
         t.in_flight[output.slots] -= 1
-        rows = np.flatnonzero(output.samples & (t.state[output.slots] != FINISHED))
-        slots, tokens = output.slots[rows], result.token_ids[rows, 0]
-        if not (result.num_sampled[rows] == 1).all():
-            raise RuntimeError(f"scheduler: step {output.step} has a sampling row without exactly one token")
-        deltas = self._deliver(slots, tokens)
-        self._finish(slots, tokens, deltas)
+        delivered = self._delivery.deliver(output, result)
+        for leader in delivered.started:
+            self._admit_siblings(leader)
+        for request, reason in delivered.ended:
+            self._end(request, reason)
+        self._kv.commit(output.slots, output.num_computed_tokens + output.num_scheduled_tokens)
         self._settle(output.slots)
-        return deltas
+        return delivered.deltas
 
-    def _deliver(self, slots: Int32Array, tokens: Int32Array) -> list[RequestOutputDelta]:
-        """Append each row's token to its request's outputs."""
-        requests, deltas = self._slots.requests, []
-        self._slots.num_outputs[slots] += 1
-        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-            request = requests[slot]
-            request.output_token_ids.append(token)
-            deltas.append(RequestOutputDelta(request.request_id, [token]))
-        return deltas
-
-    def _finish(self, slots: Int32Array, tokens: Int32Array, deltas: list[RequestOutputDelta]) -> None:
-        """End the requests whose newest token stops them or is their last, and say so in `deltas`."""
-        t = self._slots
-        stopped = (t.stop_ids[slots] == tokens[:, None]).any(axis=1)
-        for row in np.flatnonzero(t.look_up_stops[slots]).tolist():
-            stopped[row] = int(tokens[row]) in t.requests[int(slots[row])].stop_token_ids
-        full = t.num_outputs[slots] >= t.max_outputs[slots]
-        for row in np.flatnonzero(stopped | full).tolist():
-            delta, request = deltas[row], t.requests[int(slots[row])]
-            delta.finish_reason = "stop" if stopped[row] else "length"
-            delta.stop_token_id = int(tokens[row]) if stopped[row] else None
-            self._end(request, delta.finish_reason)
+    def _admit_siblings(self, leader: Request) -> None:
+        for request in self._siblings.release(leader):
+            self._waiting.push(self._keys[request], request)
 
     def _end(self, request: Request, reason: FinishReason) -> int | None:
         """Finish a request in any state; returns the slot that is to be settled, if it has one."""
@@ -378,6 +392,8 @@ class TokenBudgetScheduler(Scheduler):
         request.finish_reason = reason
         request.slot = -1
         self._waiting.discard(request)
+        self._siblings.discard(request)
+        self._admit_siblings(request)
         del self._requests[request.request_id], self._keys[request]
         if slot < 0:
             return None

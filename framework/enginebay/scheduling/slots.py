@@ -71,19 +71,14 @@ class SlotTable:
         """Slots that `seat` could give."""
         return len(self._free)
 
-    @property
-    def next_free(self) -> int:
-        """The slot that `seat` will give next. There must be one."""
-        return self._free[-1]
-
-    def seat(self, request: Request) -> int:
-        """Give `request` a slot, with nothing of it computed."""
+    def seat(self, request: Request, num_computed: int) -> int:
+        """Give `request` a slot, its first `num_computed` tokens being in the cache."""
         slot = self._free.pop()
         self.requests[slot] = request
         self.state[slot] = ACTIVE
         self.num_prompt[slot] = request.num_prompt_tokens
         self.num_prefill[slot] = self.num_tokens[slot] = request.num_tokens
-        self.num_computed[slot] = 0
+        self.num_computed[slot] = num_computed
         self.num_computable[slot] = request.num_prompt_tokens + request.max_output_tokens - 1
         self.num_outputs[slot] = len(request.output_token_ids)
         self.max_outputs[slot] = request.max_output_tokens

@@ -64,7 +64,8 @@ def num_kv_blocks(available_bytes: int, block_bytes: int, max_model_len: int, bl
     if blocks < 2:
         raise MemoryBudgetError(
             f"the KV cache has {max(available_bytes, 0)} bytes, but needs {2 * block_bytes} for its first block of "
-            f"{block_size} tokens; lower scheduler.max_num_batched_tokens, raise cache.gpu_memory_utilization, or set "
-            f"cache.memory_bytes (max_model_len {max_model_len} takes {-(-max_model_len // block_size) * block_bytes})"
+            f"{block_size} tokens; raise cache.memory_bytes where it is set, else free memory: lower "
+            f"scheduler.max_num_batched_tokens or, on cuda, raise cache.gpu_memory_utilization "
+            f"(max_model_len {max_model_len} takes {-(-max_model_len // block_size) * block_bytes})"
         )
     return blocks

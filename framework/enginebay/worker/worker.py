@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from enginebay.config import EngineConfig, ResolvedConfig
-from enginebay.errors import ExecutorError
+from enginebay.errors import ExecutorError, MemoryBudgetError
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext
 from enginebay.interfaces.batch import Bucket, torch_dtype
 from enginebay.interfaces.executor import KVCacheSpec
 from enginebay.interfaces.model import CausalLM
 from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
-from enginebay.plugins.records import Phase
+from enginebay.plugins.records import LogitsProcessorRecord, Phase
 from enginebay.worker.batch import SlotBatch
 from enginebay.worker.memory import CPU_SHARE, cuda_kv_bytes, host_memory_bytes
 from enginebay.worker.model_loader import ModelParts, load_model
 from enginebay.worker.model_runner import ModelRunner
 from enginebay.worker.profiling import profile_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorPart:
+    """A logits processor to be built on each rank."""
+
+    record: LogitsProcessorRecord
+    options: BaseModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,8 @@ class WorkerSpec:
     cache: KVCacheSpec
     #: factory and options of the backend of each phase, and the model's
     attention: dict[Phase, tuple[Any, Any]]
+    #: logits processors by plugins, in the order that they run
+    processors: tuple[ProcessorPart, ...] = ()
 
 
 class DeviceWorker:
@@ -175,7 +187,14 @@ def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torc
         "kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
     }
-    stored = torch.empty([sizes[a] for a in cache.layout.axes], dtype=torch_dtype(cache.kv_dtype), device=device)
+    shape, dtype = [sizes[a] for a in cache.layout.axes], torch_dtype(cache.kv_dtype)
+    try:
+        stored = torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch's allocators raise nothing more telling
+        raise MemoryBudgetError(
+            f"a KV cache of {num_blocks} blocks takes {math.prod(shape) * dtype.itemsize} bytes for each of "
+            f"{cache.num_tensors} tensors, more than {device} gives: lower cache.num_blocks or cache.memory_bytes ({error})"
+        ) from error
     canonical = stored.permute([cache.layout.axes.index(a) for a in sizes])
     canonical[0].zero_()
     return canonical

@@ -24,7 +24,7 @@ def test_record_builds_the_policy() -> None:
     assert (record.name, record.depth, record.priority) == ("fcfs", "policy", 0)
     assert record.api_version == API_VERSION["scheduler"]
     assert record.async_scheduling
-    kv = KVCacheCoordinator(groups=1, block_size=4, num_blocks=3, max_num_seqs=1, max_model_len=8)
+    kv = KVCacheCoordinator(windows=[None], block_size=4, num_blocks=3, max_num_seqs=1, max_model_len=8)
     context = SchedulerContext(
         kv=kv,
         max_num_seqs=1,
