@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 
-.PHONY: demo test check test-full bench clean
+.PHONY: demo test check test-full bench soak clean
 
 $(VENV)/torch.stamp:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,10 @@ bench: $(VENV)/install.stamp
 	$(BIN)/enginebay models fetch $(MODEL)
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/cpu.py
+
+# Half an hour of random work; outside `make test`.
+soak: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/soak.py --minutes 30
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
