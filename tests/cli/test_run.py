@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from enginebay.cli import cli
-from enginebay.config import LoadedConfig
+from enginebay.config import EngineConfig, LoadedConfig
 from enginebay.engine.llm import LLM
 from enginebay.errors import EngineDeadError
-from enginebay.interfaces.scheduler import Request, RequestOutputDelta
+from enginebay.interfaces.scheduler import FinishReason, Request, RequestOutputDelta, SchedulerStats
 from enginebay.plugins.selection import Selection
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -35,7 +35,13 @@ class FakeClient:
     """Answers a prompt with its text in capitals, one token a step."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.info: Any = SimpleNamespace(vocab_size=256, max_model_len=64, eos_token_ids=(), selections=(REPORTED,))
+        self.info: Any = SimpleNamespace(
+            vocab_size=256,
+            max_model_len=64,
+            eos_token_ids=(),
+            selections=(REPORTED,),
+            config=EngineConfig(model="m"),
+        )
         self.tokenizer = tokenizer
         self.requests: list[Request] = []
         self.running: dict[str, tuple[Request, list[int]]] = {}
@@ -48,7 +54,7 @@ class FakeClient:
         answer = self.tokenizer.encode(self.tokenizer.decode(request.prompt_token_ids).upper())
         self.running[request.request_id] = (request, answer)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = "abort") -> None:
         for request_id in request_ids:
             self.running.pop(request_id, None)
 
@@ -71,6 +77,12 @@ class FakeClient:
 
     def has_unfinished(self) -> bool:
         return bool(self.running)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(num_running=len(self.running))
+
+    def reset_prefix_cache(self) -> None:
+        pass
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pluggy
@@ -16,6 +16,7 @@ from enginebay.engine.core import EngineCore, EngineInfo, StepInfo
 from enginebay.errors import EngineDeadError, RequestError
 from enginebay.interfaces.executor import Executor, ExecutorContext, KVCacheSpec
 from enginebay.interfaces.scheduler import (
+    KVCacheManager,
     ModelOutput,
     Request,
     RequestOutputDelta,
@@ -155,6 +156,16 @@ class FakeScheduler(Scheduler):
         return SchedulerStats(num_waiting=self.waiting, num_free_blocks=3, num_blocks=8)
 
 
+class FakeCache:
+    """Block accounting of which the core uses one call."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def reset_prefix_cache(self) -> None:
+        self.log.append("reset")
+
+
 class Listener:
     """An observer of everything."""
 
@@ -189,7 +200,8 @@ class Rig:
             manager.register(listener, "listener")
         observers = Observers(manager, ["listener"] if listener is not None else [])
         self.info = make_info()
-        self.core = EngineCore(self.info, self.executor, self.scheduler, depth, observers)
+        cache = cast(KVCacheManager, FakeCache(self.log))
+        self.core = EngineCore(self.info, self.executor, self.scheduler, cache, depth, observers)
 
 
 def make_info() -> EngineInfo:
@@ -285,7 +297,7 @@ def run(core: EngineCore) -> list[list[int]]:
 def check_dead(rig: Rig, reason: str) -> None:
     """Every further call says why; nothing reaches scheduler or executor."""
     log = list(rig.log)
-    for call in (rig.core.step, lambda: rig.core.add_request(make_request())):
+    for call in (rig.core.step, lambda: rig.core.add_request(make_request()), rig.core.reset_prefix_cache):
         with pytest.raises(EngineDeadError, match=reason):
             call()
     rig.core.abort(["a"])
@@ -334,6 +346,14 @@ def test_stats_are_the_schedulers() -> None:
     assert Rig().core.stats() == SchedulerStats(num_free_blocks=3, num_blocks=8)
 
 
+def test_the_prefix_cache_is_reset_in_the_block_accounting() -> None:
+    rig = Rig(depth=2)
+    rig.core.step()
+    rig.core.reset_prefix_cache()
+    assert rig.log[-1] == "reset"
+    assert run(rig.core) == [[1], [2]]
+
+
 def test_info_has_one_max_model_len_c7() -> None:
     info = make_info()
     assert info.max_model_len == info.resolved.max_model_len == 64
@@ -357,6 +377,13 @@ def test_observers_hear_of_start_steps_requests_and_stop() -> None:
     assert listener.heard[3][1] is deltas[0]
     assert listener.heard[4][1].finish_reason == "abort"
     assert listener.heard[5][1] is rig.info
+
+
+def test_observers_hear_that_a_stop_string_is_a_stop() -> None:
+    listener = Listener()
+    rig = Rig(listener=listener)
+    rig.core.abort(["b"], "stop")
+    assert listener.heard[-1][1].finish_reason == "stop"
 
 
 def test_observers_hear_of_the_stop_of_a_failed_engine() -> None:

@@ -14,7 +14,7 @@ from enginebay.config import EngineConfig, LoadedConfig
 from enginebay.engine.client import EngineClient, interrupts_held
 from enginebay.engine.llm import LLM
 from enginebay.errors import ConfigError, EngineDeadError, RequestError, RequestTooLargeError
-from enginebay.interfaces.scheduler import Request, RequestOutputDelta
+from enginebay.interfaces.scheduler import FinishReason, Request, RequestOutputDelta, SchedulerStats
 from enginebay.sampling.params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -41,10 +41,19 @@ class FakeClient:
     """One token a step for each request. It keeps what it was asked for, and fails where it is told to."""
 
     def __init__(self) -> None:
-        self.info: Any = SimpleNamespace(vocab_size=257, max_model_len=MAX_LEN, eos_token_ids=(EOS,))
+        self.info: Any = SimpleNamespace(
+            vocab_size=257,
+            max_model_len=MAX_LEN,
+            eos_token_ids=(EOS,),
+            selections=(),
+            config=EngineConfig(model="none"),
+        )
         self.running: dict[str, tuple[Request, list[int]]] = {}
         self.added: list[Request] = []
         self.aborted: list[str] = []
+        #: reasons of `aborted`
+        self.reasons: list[str] = []
+        self.num_resets = 0
         self.num_shutdowns = 0
         self.refuse: str | None = None
         self.before_step: Callable[[], None] = lambda: None
@@ -56,9 +65,10 @@ class FakeClient:
         self.added.append(request)
         self.running[request.request_id] = (request, [*TOKENIZER.encode(text.upper()), EOS])
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = "abort") -> None:
         for request_id in request_ids:
             self.aborted.append(request_id)
+            self.reasons.append(reason)
             self.running.pop(request_id, None)
 
     def step(self) -> list[RequestOutputDelta]:
@@ -67,6 +77,12 @@ class FakeClient:
 
     def has_unfinished(self) -> bool:
         return bool(self.running)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(num_running=len(self.running))
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

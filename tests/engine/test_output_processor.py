@@ -48,7 +48,7 @@ def outputs() -> OutputProcessor:
 
 
 def test_text_and_ids_add_up(outputs: OutputProcessor) -> None:
-    state = outputs.add(make_request(), "q")
+    state = outputs.add([make_request()], "q", 0.0)
     outputs.process([RequestOutputDelta("0", ids("ab"))])
     first = state.read()
     assert (first.outputs[0].text, first.outputs[0].delta, first.finished) == ("ab", "ab", False)
@@ -69,7 +69,7 @@ def test_text_and_ids_add_up(outputs: OutputProcessor) -> None:
 def test_a_stop_token_counts_but_is_not_text(
     outputs: OutputProcessor, stop: int, ignore_eos: bool, reason: int | None, skip: bool
 ) -> None:
-    state = outputs.add(make_request(skip_special_tokens=skip, ignore_eos=ignore_eos), "q")
+    state = outputs.add([make_request(skip_special_tokens=skip, ignore_eos=ignore_eos)], "q", 0.0)
     outputs.process([RequestOutputDelta("0", [*ids("a"), stop], finish_reason="stop", stop_token_id=stop)])
     completion = state.read().outputs[0]
     assert (completion.text, completion.token_ids) == ("a", [*ids("a"), stop])
@@ -78,7 +78,7 @@ def test_a_stop_token_counts_but_is_not_text(
 
 def test_what_was_held_back_comes_at_the_end(outputs: OutputProcessor) -> None:
     """C44: a character that never completes is one U+FFFD, and only at the end."""
-    state = outputs.add(make_request(), "q")
+    state = outputs.add([make_request()], "q", 0.0)
     outputs.process([RequestOutputDelta("0", ids("a😀")[:-1])])
     assert state.read().outputs[0].delta == "a"
     outputs.process([RequestOutputDelta("0", [], finish_reason="length")])
@@ -86,7 +86,7 @@ def test_what_was_held_back_comes_at_the_end(outputs: OutputProcessor) -> None:
 
 
 def test_unread_says_whether_something_came(outputs: OutputProcessor) -> None:
-    state = outputs.add(make_request(), "q")
+    state = outputs.add([make_request()], "q", 0.0)
     outputs.process([RequestOutputDelta("0", [])])
     assert not state.unread
     outputs.process([RequestOutputDelta("0", ids("a"))])
@@ -96,7 +96,7 @@ def test_unread_says_whether_something_came(outputs: OutputProcessor) -> None:
 
 
 def test_deltas_go_to_their_requests(outputs: OutputProcessor) -> None:
-    states = [outputs.add(make_request(name), "q") for name in "xyz"]
+    states = [outputs.add([make_request(name)], "q", 0.0) for name in "xyz"]
     outputs.process([RequestOutputDelta(name, ids(name), finish_reason="length") for name in "zx"])
     assert [s.read().outputs[0].text for s in states] == ["x", "", "z"]
     assert outputs.unfinished == ["y"]
@@ -104,7 +104,7 @@ def test_deltas_go_to_their_requests(outputs: OutputProcessor) -> None:
 
 def test_deltas_of_unknown_requests_are_dropped(outputs: OutputProcessor) -> None:
     """C47: a step in flight may still speak of a request that was aborted."""
-    state = outputs.add(make_request(), "q")
+    state = outputs.add([make_request()], "q", 0.0)
     outputs.process([RequestOutputDelta("0", ids("a"))])
     assert outputs.abort(["0", "unknown"]) == ["0"]
     outputs.process([RequestOutputDelta("0", ids("b")), RequestOutputDelta("0", [], finish_reason="abort")])
@@ -115,13 +115,13 @@ def test_deltas_of_unknown_requests_are_dropped(outputs: OutputProcessor) -> Non
 
 
 def test_an_error_is_handed_on(outputs: OutputProcessor) -> None:
-    state = outputs.add(make_request(), "q")
+    state = outputs.add([make_request()], "q", 0.0)
     outputs.process([RequestOutputDelta("0", [], finish_reason="error", error="the pool is gone")])
     output = state.read()
     assert (output.error, output.outputs[0].finish_reason, output.finished) == ("the pool is gone", "error", True)
 
 
 def test_text_is_made_only_where_asked(outputs: OutputProcessor) -> None:
-    state = outputs.add(make_request(detokenize=False), None)
+    state = outputs.add([make_request(detokenize=False)], None, 0.0)
     outputs.process([RequestOutputDelta("0", ids("ab"), finish_reason="length")])
     assert (state.read().outputs[0].text, state.read().outputs[0].token_ids) == ("", ids("ab"))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from enginebay.interfaces.scheduler import Request, RequestOutputDelta
+from enginebay.interfaces.scheduler import FinishReason, Request, RequestOutputDelta, SchedulerStats
 
 if TYPE_CHECKING:
     from enginebay.engine.core import EngineCore, EngineInfo
@@ -28,14 +28,23 @@ class EngineClient(Protocol):
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `RequestError` for that request alone."""
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in whatever state they are; unknown or finished ids are ignored."""
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = "abort") -> None:
+        """End requests in whatever state they are; unknown or finished ids are ignored.
+
+        `reason` is what observers hear: a stop string, which the engine does not see, is a ``"stop"``.
+        """
 
     def step(self) -> list[RequestOutputDelta]:
         """Advance the engine and return what its requests gained, which may be nothing."""
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
+
+    def stats(self) -> SchedulerStats:
+        """Counters as of now."""
+
+    def reset_prefix_cache(self) -> None:
+        """Make what is cached unfindable (C29). Running requests keep their own."""
 
     def shutdown(self) -> None:
         """Stop the engine and free its device. Further calls do nothing."""
@@ -56,9 +65,9 @@ class InprocClient:
         """Queue a request."""
         self._core.add_request(request)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = "abort") -> None:
         """End requests."""
-        self._core.abort(request_ids)
+        self._core.abort(request_ids, reason)
 
     def step(self) -> list[RequestOutputDelta]:
         """Run a step."""
@@ -67,6 +76,14 @@ class InprocClient:
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         return self._core.has_unfinished()
+
+    def stats(self) -> SchedulerStats:
+        """The scheduler's counters."""
+        return self._core.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Make what is cached unfindable."""
+        self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Stop the core."""

@@ -15,6 +15,8 @@ from enginebay.config import EngineConfig, ResolvedConfig
 from enginebay.errors import EngineDeadError
 from enginebay.interfaces.executor import Executor
 from enginebay.interfaces.scheduler import (
+    FinishReason,
+    KVCacheManager,
     ModelOutput,
     Request,
     RequestOutputDelta,
@@ -74,6 +76,8 @@ class EngineCore:
         Started, its KV cache initialised.
     scheduler
         Empty.
+    kv
+        The block accounting that the scheduler uses.
     max_concurrent_batches
         Steps in flight; 1 is synchronous.
     observers
@@ -85,12 +89,14 @@ class EngineCore:
         info: EngineInfo,
         executor: Executor,
         scheduler: Scheduler,
+        kv: KVCacheManager,
         max_concurrent_batches: int,
         observers: Observers,
     ) -> None:
         self.info = info
         self.executor = executor
         self.scheduler = scheduler
+        self._kv = kv
         self._depth = max_concurrent_batches
         self._observers = observers
         self._in_flight: deque[_InFlight] = deque()
@@ -109,10 +115,13 @@ class EngineCore:
         self.scheduler.add(request)
         self._arrivals += 1
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests in whatever state they are; unknown or finished ids are ignored."""
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = "abort") -> None:
+        """End requests in whatever state they are; unknown or finished ids are ignored. Observers hear `reason`."""
         if not self._stopped:
-            self._tell_finished(self.scheduler.abort(request_ids))
+            deltas = self.scheduler.abort(request_ids)
+            for delta in deltas:
+                delta.finish_reason = reason
+            self._tell_finished(deltas)
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs, or a step is in flight."""
@@ -121,6 +130,11 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         """The scheduler's counters."""
         return self.scheduler.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Make what is cached unfindable, what running requests hold included (C29)."""
+        self._check_alive()
+        self._kv.reset_prefix_cache()
 
     def step(self) -> list[RequestOutputDelta]:
         """Fill the pipeline, then retire the oldest step.

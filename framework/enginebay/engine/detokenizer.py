@@ -59,6 +59,7 @@ class Detokenizer:
         self._byte_level = "ByteLevel" in kinds
         self._bytes = {skip: _TokenBytes(vocabulary, skip) for skip in (True, False)}
         self._tokens = {skip: _TokenKinds(vocabulary, skip, "ByteFallback" in kinds) for skip in (True, False)}
+        self._texts = _TokenTexts(backend)
         self._backend = backend
 
     def stream(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> TextStream:
@@ -69,6 +70,10 @@ class Detokenizer:
         if self._byte_level:
             return _ByteLevelStream(self._bytes[skip_special_tokens], prompt_token_ids)
         return _NeighbourStream(self._backend, self._tokens[skip_special_tokens], prompt_token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token alone, as it reads behind another one: U+FFFD for a part of a character."""
+        return self._texts[token_id]
 
 
 class _ByteLevelStream(TextStream):
@@ -174,6 +179,21 @@ class _TokenBytes(dict[int, bytes]):
             piece = token.encode()
         self[token_id] = piece
         return piece
+
+
+class _TokenTexts(dict[int, str]):
+    """Texts of single tokens, special ones included, filled as they occur; empty for ids that are no token's."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> str:
+        # Behind itself, since decoders drop a space at the beginning of a text.
+        once = self._backend.decode([token_id], skip_special_tokens=False)
+        twice = self._backend.decode([token_id, token_id], skip_special_tokens=False)
+        self[token_id] = text = twice[len(once) :]
+        return text
 
 
 #: kinds of tokens; a byte-fallback token's kind is its byte

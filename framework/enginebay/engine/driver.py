@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from enginebay.engine.client import EngineClient, interrupts_held
-from enginebay.engine.output_processor import OutputProcessor, RequestState
+from enginebay.engine.output_processor import OutputProcessor
 from enginebay.engine.outputs import RequestOutput
+from enginebay.engine.request_state import RequestState
 from enginebay.errors import EngineDeadError
-from enginebay.interfaces.scheduler import Request
+from enginebay.interfaces.scheduler import Request, SchedulerStats
 
 
 class _Turns:
@@ -52,13 +53,17 @@ class Driver:
         if not self._running:
             raise EngineDeadError("the engine was shut down: make a new one")
 
-    def add(self, request: Request, prompt: str | None) -> RequestState:
-        """Queue a checked request. Raises `RequestError` if the engine refuses it; then nothing of it stays."""
+    def add(self, requests: Sequence[Request], prompt: str | None, arrival_time: float) -> RequestState:
+        """Queue a checked request, as one of the engine's a completion; the first has its id.
+
+        Raises `RequestError` if the engine refuses it; then nothing of it stays.
+        """
         with self._turns:
             self.check_running()
-            state = self._outputs.add(request, prompt)
+            state = self._outputs.add(requests, prompt, arrival_time)
             try:
-                self._client.add_request(request)
+                for request in requests:
+                    self._client.add_request(request)
             except BaseException:
                 self.abort([state.request_id])
                 raise
@@ -71,7 +76,8 @@ class Driver:
             while self._dropped:
                 self.abort([self._dropped.popleft()])
             deltas = self._client.step()
-            self._outputs.process(deltas)
+            if stopped := self._outputs.process(deltas):
+                self._client.abort(stopped, "stop")
             if not deltas and not self._client.has_unfinished() and (lost := self._outputs.unfinished):
                 self._outputs.abort(lost)
                 raise EngineDeadError(f"the engine ended without finishing request(s) {', '.join(lost)}")
@@ -82,6 +88,18 @@ class Driver:
             if ids := self._outputs.abort(request_ids):
                 with contextlib.suppress(EngineDeadError):  # a dead engine has nothing to abort
                     self._client.abort(ids)
+
+    def stats(self) -> SchedulerStats:
+        """The engine's counters, between two steps."""
+        with self._turns:
+            self.check_running()
+            return self._client.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Make what is cached unfindable, between two steps."""
+        with self._turns:
+            self.check_running()
+            self._client.reset_prefix_cache()
 
     def drop(self, request_id: str) -> None:
         """Abort a request before the next step. Unlike `abort` it may be called in the middle of one."""

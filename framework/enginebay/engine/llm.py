@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 from enginebay.engine.client import EngineClient, InprocClient
 from enginebay.engine.detokenizer import Detokenizer
 from enginebay.engine.driver import Driver, RequestStream
+from enginebay.engine.family import family
 from enginebay.engine.input_processor import ChatTokenizer, InputProcessor, Message, Prompt, TokensPrompt
-from enginebay.engine.output_processor import OutputProcessor, RequestState
+from enginebay.engine.output_processor import OutputProcessor
 from enginebay.engine.outputs import RequestOutput
+from enginebay.engine.request_checks import processors_of
+from enginebay.engine.request_state import RequestState
 from enginebay.errors import RequestError
+from enginebay.interfaces.scheduler import SchedulerStats
 from enginebay.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -78,6 +83,7 @@ class LLM:
             vocab_size=info.vocab_size,
             max_model_len=info.max_model_len,
             eos_token_ids=info.eos_token_ids,
+            processors=processors_of(info.selections),
         )
         detokenizer = None if tokenizer is None else Detokenizer(tokenizer.backend_tokenizer)
         self._driver = Driver(client, OutputProcessor(detokenizer, info.eos_token_ids))
@@ -98,6 +104,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer prompts and return the outputs in their order.
@@ -105,9 +112,13 @@ class LLM:
         Parameters
         ----------
         prompts
-            A string, ``{"prompt": str}``, ``{"prompt_token_ids": [int, …]}``, or a list of these.
+            A string, ``{"prompt": str}``, ``{"prompt_token_ids": [int, …]}``, or a list of these. A dictionary may hold
+            ``"cache_salt": str``: then it shares cached prefixes only with prompts of the same salt.
         sampling_params
-            One for all prompts, or one each; default `SamplingParams`.
+            One for all prompts, or one each; default `SamplingParams`. With ``n`` above 1 an output holds so many
+            completions, also at temperature 0, where they are equal (vLLM refuses that).
+        priority
+            Smaller is more urgent; one for all prompts, or one each. Only policies that order by it take any but 0.
         use_tqdm
             Show a progress bar on standard error (the name is vLLM's).
 
@@ -128,7 +139,7 @@ class LLM:
         self._driver.check_running()
         states: list[RequestState] = []
         try:
-            states += self._submit(prompts, sampling_params)
+            states += self._submit(prompts, sampling_params, priority)
             with _progress(states, shown=use_tqdm) as report:
                 waiting = list(states)
                 while waiting:
@@ -148,6 +159,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or a list of them, rendered with the model's chat template or `chat_template`.
@@ -158,7 +170,7 @@ class LLM:
             self.chat_prompt(c, add_generation_prompt=add_generation_prompt, chat_template=chat_template)
             for c in _conversations(messages)
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, priority=priority, use_tqdm=use_tqdm)
 
     def chat_prompt(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, chat_template: str | None = None
@@ -172,24 +184,43 @@ class LLM:
         """Check a prompt of any form and bring it into ids, e.g. to count them."""
         processed = self._inputs.parse(prompt)
         ids: TokensPrompt = {"prompt_token_ids": processed.token_ids.tolist()}
-        return ids if processed.text is None else {**ids, "prompt": processed.text}
+        if processed.text is not None:
+            ids["prompt"] = processed.text
+        if processed.cache_salt is not None:
+            ids["cache_salt"] = processed.cache_salt
+        return ids
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> RequestStream:
         """Queue one prompt and return an iterator over its output as it grows.
 
-        Each item holds everything so far in ``outputs[0].text``, and what is new since the item before in ``.delta``;
-        the deltas add up to the text. Closing the iterator, leaving its ``with`` block, or dropping it, aborts the
-        request.
+        Each item holds everything so far in ``outputs[i].text``, and what is new since the item before in ``.delta``;
+        the deltas add up to the text. There is an item whenever any completion grew or ended. Closing the iterator,
+        leaving its ``with`` block, or dropping it, aborts the request.
         """
         self._driver.check_running()
-        return RequestStream(self._driver, self._submit([prompt], sampling_params)[0])
+        return RequestStream(self._driver, self._submit([prompt], sampling_params, priority)[0])
 
     def abort(self, request_id: str) -> None:
-        """End a request early: its stream ends with finish_reason ``"abort"``. Unknown and finished ids are ignored."""
+        """End a request early, all completions of it: its stream ends with finish_reason ``"abort"``.
+
+        Unknown and finished ids are ignored.
+        """
         if not isinstance(request_id, str):
             raise RequestError(f"request_id must be a string, as RequestOutput.request_id is, not {request_id!r:.80}")
         self._driver.check_running()
         self._driver.abort([request_id])
+
+    # --- the engine --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        """What waits and runs, the pool's blocks, preemptions and prefix cache hits, as of now."""
+        return self._driver.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later prompt find what is cached now. What runs goes on undisturbed."""
+        self._driver.reset_prefix_cache()
 
     # --- life cycle --------------------------------------------------------------------------------------------------
 
@@ -206,19 +237,25 @@ class LLM:
         self.shutdown()
 
     def _submit(
-        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
     ) -> list[RequestState]:
         """Queue all prompts, or none: everything is checked before the first enters the engine."""
-        pairs = list(zip(prompts, _params_of_each(sampling_params, len(prompts)), strict=True))
+        arrival_time, count = time.monotonic(), len(prompts)
+        params, priorities = _params_of_each(sampling_params, count), _priority_of_each(priority, count)
         requests = []
-        for index, (prompt, params) in enumerate(pairs):
-            with _naming(index, len(pairs)), self._input_lock:
-                requests.append(self._inputs.process(prompt, params))
+        for index in range(count):
+            with _naming(index, count), self._input_lock:
+                requests.append(self._inputs.process(prompts[index], params[index], priorities[index]))
+        prefix_caching = self.info.config.cache.prefix_caching
         states: list[RequestState] = []
         try:
             for index, (request, processed) in enumerate(requests):
-                with _naming(index, len(pairs)):
-                    states.append(self._driver.add(request, processed.text))
+                with _naming(index, count):
+                    members = family(request, prefix_caching=prefix_caching)
+                    states.append(self._driver.add(members, processed.text, arrival_time))
         except BaseException:
             self._driver.abort(s.request_id for s in states)
             raise
@@ -244,6 +281,17 @@ def _params_of_each(
             f"{num_prompts} prompt(s) came with {len(params)} sampling_params: give one, or one a prompt"
         )
     return params
+
+
+def _priority_of_each(priority: int | Sequence[int] | None, num_prompts: int) -> Sequence[int]:
+    """The priorities; what each may be is checked with its prompt."""
+    if priority is None or isinstance(priority, int):
+        return [0 if priority is None else priority] * num_prompts
+    if not isinstance(priority, Sequence) or isinstance(priority, str | bytes | bytearray):
+        raise RequestError(f"priority must be an integer or a list of them, not {priority!r:.80}")
+    if len(priority) != num_prompts:
+        raise RequestError(f"{num_prompts} prompt(s) came with {len(priority)} priorities: give one, or one a prompt")
+    return priority
 
 
 def _conversations(
