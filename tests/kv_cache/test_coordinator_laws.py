@@ -171,7 +171,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         goals = {}
         for slot, seat in self.model.seats.items():
             most = min(seat.request.num_tokens, seat.computed + IN_FLIGHT)
-            goals[slot] = data.draw(st.integers(seat.reached, most))
+            goals[slot] = data.draw(st.just(most) | st.integers(seat.reached, most))
         slots, goal = ids(*goals), ids(*goals.values())
         known = ids(*(self.model.seats[s].request.num_tokens for s in goals))
         wanted = [
@@ -220,8 +220,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
         """Steps come back for some slots; whose tokens are all computed gets another."""
-        slots = data.draw(st.lists(st.sampled_from(sorted(self.model.seats)), unique=True))
-        computed = [data.draw(st.integers(self.model.seats[s].computed, self.model.seats[s].reached)) for s in slots]
+        slots = data.draw(
+            st.just(sorted(self.model.seats)) | st.lists(st.sampled_from(sorted(self.model.seats)), unique=True)
+        )
+        computed = []
+        for seat in (self.model.seats[s] for s in slots):
+            computed.append(data.draw(st.just(seat.reached) | st.integers(seat.computed, seat.reached)))
         self.kv.commit(ids(*slots), ids(*computed))
         # All blocks of the step are published before any leaves its window.
         for slot, end in zip(slots, computed, strict=True):
@@ -244,6 +248,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 content = self.content(seat.request, column, self.resets)
                 assert self.model.contents[table[column]] == content
                 self.model.findable[group].setdefault(content, table[column])
+
+    @precondition(lambda self: self.model.waiting and len(self.model.seats) < SLOTS)
+    @rule(data=st.data(), steps=st.integers(1, 6))
+    def run(self, data: st.DataObject, steps: int) -> None:
+        """Several steps of all slots in turn, so that prompts get through."""
+        self.seat(data)
+        for _ in range(steps):
+            self.step(data, ahead=True)
+            self.retire(data)
 
     @precondition(lambda self: self.model.seats)
     @rule(data=st.data(), preempted=st.booleans())
