@@ -165,10 +165,12 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         if self.holders:
-            held = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
-            order = data.draw(st.permutations(held))
+            leaving = data.draw(st.sets(st.integers(0, len(self.holders) - 1), max_size=3))
+            order = data.draw(st.permutations([b for i in sorted(leaving) for b in self.holders[i]]))
+            self.holders = [held for i, held in enumerate(self.holders) if i not in leaving]
             self.pool.free(ids(*order))
-            self.free_ids += [b for b in order if not self.holds(b)]
+            # A block that several let go is free when the last of them does.
+            self.free_ids += [b for i, b in enumerate(order) if not self.holds(b) and b not in order[i + 1 :]]
 
     @rule(data=st.data())
     def free_twice(self, data: st.DataObject) -> None:

@@ -225,6 +225,22 @@ def test_the_longest_request_fits_and_no_longer_one(windows: list[int | None], n
     assert kv.longest == max((n for n in range(1, 51) if kv.fits(n)), default=0)
 
 
+def test_two_requests_that_share_a_window_block_may_give_it_up_in_one_step(make_request: MakeRequest) -> None:
+    kv = make(windows=[6], num_blocks=20, max_tokens_in_flight=8)
+    slots = Slots(kv)
+    slots.run(0, make_request(range(8)))
+    kv.free(0)
+    for slot in (0, 1):
+        request = make_request([*range(8), slot])
+        kv.seat(slot, request, kv.find_prefix(request))
+        assert kv.allocate(ids(slot), ids(9)) is not None
+    kv.commit(ids(0, 1), ids(9, 9))
+    assert kv.num_blocks - kv.num_free_blocks == 3
+    kv.free(0)
+    kv.free(1)
+    assert kv.num_free_blocks == kv.num_blocks
+
+
 def test_c24_a_request_that_ends_at_a_block_edge_with_a_step_in_flight_leaks_nothing(make_request: MakeRequest) -> None:
     kv = make(windows=[None, 3], num_blocks=12, max_tokens_in_flight=8)
     request = make_request(range(7))

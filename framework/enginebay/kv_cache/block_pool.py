@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from enginebay.errors import MemoryBudgetError
-from enginebay.interfaces.scheduler import Int32Array
+from enginebay.interfaces.scheduler import BoolArray, Int32Array
 from enginebay.kv_cache.block_index import BlockIndex
 
 
@@ -77,22 +77,30 @@ class BlockPool:
         return ids
 
     def share(self, ids: Int32Array) -> None:
-        """Let one more holder have each of `ids`, which are held already or can be found."""
-        self._require(ids, (self._ref_counts[ids] > 0) | self.index.findable[ids], "shared")
+        """Let one more holder have each of `ids`, which are distinct, and held already or can be found."""
+        lost = ids[(self._ref_counts[ids] == 0) & ~self.index.findable[ids]]
+        if len(lost):
+            raise RuntimeError(f"block pool: block(s) {lost.tolist()} shared while nobody holds them")
+        if not self._last(ids).all():
+            raise RuntimeError(f"block pool: a block shared twice in one call: {ids.tolist()}")
         idle = ids[self._ref_counts[ids] == 0]
         self._place[idle] = -1
         self._num_free -= len(idle)
         self._ref_counts[ids] += 1
 
     def free(self, ids: Int32Array) -> None:
-        """Give `ids` up once each; blocks that nobody holds any more become free, in the order given.
+        """Give each of `ids` up, once for every holder named; blocks that nobody holds any more become free, in order.
 
-        Freeing a block that is free, or the null block, is a fault of the accounting and raises `RuntimeError`; the
-        pool is then unchanged.
+        Freeing a block more often than it is held, or the null block, is a fault of the accounting and raises
+        `RuntimeError`; the pool is then unchanged.
         """
-        self._require(ids, self._ref_counts[ids] > 0, "freed")
-        self._ref_counts[ids] -= 1
+        np.subtract.at(self._ref_counts, ids, 1)
+        idle = ids[self._ref_counts[ids] < 0]
+        if len(idle):
+            np.add.at(self._ref_counts, ids, 1)
+            raise RuntimeError(f"block pool: block(s) {idle.tolist()} freed while nobody holds them")
         gone = ids[self._ref_counts[ids] == 0]
+        gone = gone[self._last(gone)]
         if self._tail + len(gone) - self._head > len(self._ring):
             self._compact()
         entries = np.arange(self._tail, self._tail + len(gone))
@@ -125,12 +133,10 @@ class BlockPool:
         self._ring[: len(ids)] = ids
         self._place[ids] = np.arange(len(ids))
 
-    def _require(self, ids: Int32Array, allowed: np.ndarray[tuple[int], np.dtype[np.bool_]], verb: str) -> None:
-        """Refuse ids that nobody holds where someone must, and ids given twice in one call."""
-        if not allowed.all():
-            raise RuntimeError(f"block pool: block(s) {ids[~allowed].tolist()} {verb} while nobody holds them")
-        # Of equal ids, only the last finds its own number there.
+    def _last(self, ids: Int32Array) -> BoolArray:
+        """Where no later entry of `ids` names the same block, bool as `ids`."""
         numbers = np.arange(len(ids), dtype=np.int32)
+        # Of equal ids, only the last finds its own number there.
         self._scratch[ids] = numbers
-        if (self._scratch[ids] != numbers).any():
-            raise RuntimeError(f"block pool: a block {verb} twice in one call: {ids.tolist()}")
+        last: BoolArray = self._scratch[ids] == numbers
+        return last
