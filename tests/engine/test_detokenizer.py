@@ -218,3 +218,33 @@ def test_streams_do_not_share_state() -> None:
     assert first.push(ids[:-1]) == ""
     assert second.push([id_of(tokenizer, "a")]) == "a"
     assert first.push(ids[-1:]) == "😀"
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "text"),
+    [
+        ("byte_level", "Ġa", " a"),
+        ("byte_level", "ð", "\ufffd"),
+        ("byte_level", "<|end|>", "<|end|>"),
+        ("byte_level", "→ x", "→ x"),
+        ("sentencepiece", "▁Paris", " Paris"),
+        ("sentencepiece", "▁", " "),
+        ("sentencepiece", "<0x41>", "A"),
+        ("sentencepiece", "<0xE4>", "\ufffd"),
+        ("sentencepiece", "</s>", "</s>"),
+        ("metaspace", "▁a", " a"),
+        ("wordpiece", "##b", "b"),
+        ("wordpiece", "do", " do"),
+        ("suffixed", "b", "b"),
+        ("no_decoder", "c", " c"),
+    ],
+)
+def test_a_token_alone_reads_as_behind_another(name: str, token: str, text: str) -> None:
+    """C46: its space is not lost."""
+    tokenizer = TOKENIZERS[name]
+    assert Detokenizer(tokenizer).token_text(id_of(tokenizer, token)) == text
+
+
+def test_an_id_without_a_token_has_no_text() -> None:
+    """A model's vocabulary may be larger than its tokenizer's."""
+    assert Detokenizer(TOKENIZERS["metaspace"]).token_text(9999) == ""

@@ -143,6 +143,49 @@ def test_stop_ids_outside_the_vocabulary_are_refused(inputs: InputProcessor) -> 
         inputs.process("a", SamplingParams(stop_token_ids=(300,)))
 
 
+def test_without_max_tokens_a_request_goes_on_to_the_end(inputs: InputProcessor) -> None:
+    request, _ = inputs.process({"prompt_token_ids": [5] * 20}, SamplingParams(max_tokens=None, min_tokens=12))
+    assert request.max_output_tokens == 12
+    with pytest.raises(RequestError, match=r"min_tokens=13 cannot be reached.* 12 new tokens"):
+        inputs.process({"prompt_token_ids": [5] * 20}, SamplingParams(max_tokens=None, min_tokens=13))
+
+
+def test_an_end_of_sequence_id_alone_cannot_be_allowed_with_min_tokens(inputs: InputProcessor) -> None:
+    only_eos: dict[str, Any] = {"allowed_token_ids": (257,), "min_tokens": 2}
+    with pytest.raises(RequestError, match="nothing but ids that end the request"):
+        inputs.process("a", SamplingParams(**only_eos))
+    assert inputs.process("a", SamplingParams(ignore_eos=True, **only_eos))
+
+
+def test_bad_words_become_sequences_of_ids(inputs: InputProcessor, tokenizer: Any) -> None:
+    request, _ = inputs.process("a", SamplingParams(bad_words=["no", "né"]))
+    assert request.bad_words == (tuple(ids(tokenizer, "no")), tuple(ids(tokenizer, "né")))
+
+
+def test_a_salt_is_a_tagged_part_of_the_cache_keys(inputs: InputProcessor) -> None:
+    """C27, C31."""
+    for prompt in ({"prompt": "a", "cache_salt": "s"}, {"prompt_token_ids": [5], "cache_salt": "s"}):
+        request, processed = inputs.process(prompt, SamplingParams())  # type: ignore[arg-type]
+        assert request.cache_extras == (("salt", "s"),)
+        assert processed.cache_salt == "s"
+    assert inputs.process("a", SamplingParams())[0].cache_extras == ()
+    for wrong in ("", 3, "\ud800"):
+        prompt_: Any = {"prompt": "a", "cache_salt": wrong}
+        with pytest.raises(RequestError, match="'cache_salt'"):
+            inputs.process(prompt_, SamplingParams())
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -1, 0, 7, 2**31 - 1])
+def test_a_priority_goes_with_the_request(inputs: InputProcessor, priority: int) -> None:
+    assert inputs.process("a", SamplingParams(), priority)[0].priority == priority
+
+
+@pytest.mark.parametrize("priority", [None, True, 1.0, "1", 2**31, -(2**31) - 1, 10**400])
+def test_a_wrong_priority_is_refused(inputs: InputProcessor, priority: Any) -> None:
+    with pytest.raises(RequestError, match="priority must be"):
+        inputs.process("a", SamplingParams(), priority)
+
+
 def test_params_of_another_type_are_refused(inputs: InputProcessor) -> None:
     wrong: Any = {"temperature": 0}
     with pytest.raises(RequestError, match="must be SamplingParams, not dict"):

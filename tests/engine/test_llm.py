@@ -294,6 +294,181 @@ def test_abort_ends_a_stream_with_what_there_is(llm: LLM, client: FakeClient) ->
     assert client.aborted == [stream.request_id]
 
 
+# --- stop strings and several completions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "AB"), (True, "ABCD")])
+def test_a_stop_string_ends_the_request_in_the_engine_too(
+    llm: LLM, client: FakeClient, include: bool, text: str
+) -> None:
+    """C42: the text of a stream is that of generate, and no item shows a part of the stop string."""
+    params = SamplingParams(max_tokens=32, stop="CD", include_stop_str_in_output=include)
+    [output] = llm.generate("abcdef", params)
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (text, "stop", "CD")
+    assert completion.token_ids == TOKENIZER.encode("ABCD")
+    items = [i.outputs[0] for i in llm.stream("abcdef", params)]
+    assert [i.text for i in items] == ["A", "AB", "AB", text]
+    assert "".join(i.delta for i in items) == text
+    assert (client.aborted, client.reasons) == (["0", "1"], ["stop", "stop"])
+    assert client.running == {}
+
+
+def test_a_stop_string_at_the_last_token_ends_it_once(llm: LLM, client: FakeClient) -> None:
+    [output] = llm.generate("abc", SamplingParams(max_tokens=3, stop=["C"]))
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("AB", "stop")
+    assert client.aborted == []
+
+
+def test_several_completions_come_in_one_output(llm: LLM, client: FakeClient) -> None:
+    outputs = llm.generate(["ab", "c"], [SamplingParams(n=3, seed=5), SamplingParams()])
+    assert [[c.text for c in o.outputs] for o in outputs] == [["AB"] * 3, ["C"]]
+    assert [c.index for c in outputs[0].outputs] == [0, 1, 2]
+    assert [r.request_id for r in client.added] == ["0", "0-1", "0-2", "1"]
+    assert [r.seed for r in client.added[:3]] == [5, 6, 7]
+    assert [r.leader and r.leader.request_id for r in client.added] == [None, "0", "0", None]
+
+
+def test_greedy_completions_are_equal(llm: LLM) -> None:
+    """vLLM refuses this; there is nothing wrong with it."""
+    [output] = llm.generate("ab", SamplingParams(n=2, temperature=0.0))
+    assert [c.text for c in output.outputs] == ["AB", "AB"]
+
+
+def test_a_completion_that_stops_leaves_its_siblings(
+    llm: LLM, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = client._token
+
+    def differ(request: Request, answer: list[int]) -> RequestOutputDelta:
+        delta = token(request, answer)
+        if request.request_id == "0-1" and delta.new_token_ids == TOKENIZER.encode("B"):
+            delta.new_token_ids = TOKENIZER.encode("x")
+        return delta
+
+    monkeypatch.setattr(client, "_token", differ)
+    items = list(llm.stream("abcd", SamplingParams(n=2, stop="x", max_tokens=32)))
+    last = items[-1].outputs
+    assert [(c.text, c.stop_reason) for c in last] == [("ABCD", None), ("A", "x")]
+    assert client.aborted == ["0-1"]
+    for index in range(2):
+        assert "".join(i.outputs[index].delta for i in items) == last[index].text
+
+
+def test_a_stream_has_an_item_whenever_a_completion_grew(llm: LLM, client: FakeClient) -> None:
+    stream = llm.stream("ab", SamplingParams(n=2, max_tokens=32))
+    late = client.running.pop("0-1")
+    assert [c.text for c in next(stream).outputs] == ["A", ""]
+    client.running["0-1"] = late
+    rest = list(stream)
+    assert [[c.text for c in i.outputs] for i in rest] == [["AB", "A"], ["AB", "AB"], ["AB", "AB"]]
+    assert [[c.finish_reason for c in i.outputs] for i in rest][-2:] == [["stop", None], ["stop", "stop"]]
+
+
+@pytest.mark.parametrize("num_read", [0, 1, 2])
+@pytest.mark.parametrize("how", ["close", "abort", "drop"])
+def test_all_completions_end_together_in_any_state(llm: LLM, client: FakeClient, num_read: int, how: str) -> None:
+    """C47: waiting, begun, and with a completion that has ended already."""
+    stream = llm.stream("abc", SamplingParams(n=3, max_tokens=32))
+    for _ in range(num_read):
+        next(stream)
+    if num_read == 2:
+        client.running["0-1"][1][:] = [EOS]
+        next(stream)
+    if how == "close":
+        stream.close()
+    elif how == "abort":
+        llm.abort(stream.request_id)
+        assert list(stream)[-1].outputs[0].finish_reason == "abort"
+    else:
+        del stream
+        gc.collect()
+    assert llm.generate("a")[0].outputs[0].text == "A"
+    assert client.aborted == (["0", "0-2"] if num_read == 2 else ["0", "0-1", "0-2"])
+    assert client.running == {}
+
+
+def test_a_family_is_queued_whole_or_not_at_all(llm: LLM, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = client.add_request
+
+    def full(request: Request) -> None:
+        if request.request_id == "0-2":
+            raise RequestTooLargeError("the pool is small")
+        add(request)
+
+    monkeypatch.setattr(client, "add_request", full)
+    with pytest.raises(RequestTooLargeError, match="the pool is small"):
+        llm.generate("a", SamplingParams(n=4))
+    assert client.running == {}
+    assert llm.generate("a")[0].outputs[0].text == "A"
+
+
+# --- priorities, the cache, counters ---------------------------------------------------------------------------------
+
+
+def test_priorities_are_one_or_one_each(llm: LLM, client: FakeClient) -> None:
+    llm.generate(["a", "b"], priority=[3, -1])
+    llm.generate(["a", "b"], priority=2)
+    llm.chat([{"role": "user", "content": "a"}], priority=[5])
+    llm.stream("a", priority=4).close()
+    llm.generate("a")
+    assert [r.priority for r in client.added] == [3, -1, 2, 2, 5, 4, 0]
+    wrong: Any
+    for wrong, says in [
+        ([1], "2 prompt.* 1 priorities"),
+        ("12", "integer or a list"),
+        ([0, None], r"^prompts\[1\]: pri"),
+    ]:
+        with pytest.raises(RequestError, match=says):
+            llm.generate(["a", "b"], priority=wrong)
+
+
+def test_a_salt_stays_with_a_tokenised_prompt(llm: LLM, client: FakeClient) -> None:
+    prompt = llm.tokenize({"prompt": "a", "cache_salt": "s"})
+    assert prompt == {"prompt": "a", "prompt_token_ids": TOKENIZER.encode("a"), "cache_salt": "s"}
+    llm.generate([prompt])
+    assert client.added[0].cache_extras == (("salt", "s"),)
+
+
+def test_the_cache_and_the_counters_are_the_engines(llm: LLM, client: FakeClient) -> None:
+    with llm.stream("ab"):
+        assert llm.stats() == SchedulerStats(num_running=1)
+    llm.reset_prefix_cache()
+    assert client.num_resets == 1
+
+
+def test_an_output_says_when_things_happened(llm: LLM) -> None:
+    first, second = llm.generate(["a", "b"])
+    metrics = first.metrics
+    assert metrics.arrival_time == second.metrics.arrival_time
+    assert metrics.first_token_time is not None
+    assert metrics.last_token_time is not None
+    assert metrics.arrival_time <= metrics.first_token_time <= metrics.last_token_time
+    assert metrics.finished_time == metrics.last_token_time
+    assert metrics.num_output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"logit_bias": {257: 1.0}}, "logit_bias holds 257"),
+        ({"allowed_token_ids": (999,)}, "allowed_token_ids holds 999"),
+        ({"logprobs": 258}, "logprobs=258"),
+        ({"extra_args": {"x": {}}}, r"extra_args\.x"),
+        ({"min_tokens": 1, "allowed_token_ids": (EOS,)}, "nothing but ids that end"),
+        ({"max_tokens": None, "min_tokens": MAX_LEN}, "cannot be reached"),
+        ({"bad_words": ["\ud800"]}, "bad word"),
+    ],
+)
+def test_parameters_that_the_engine_cannot_honour_are_one_requests_error_c38(
+    llm: LLM, client: FakeClient, params: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError, match=rf"^prompts\[1\]: .*{says}"):
+        llm.generate(["a", "b"], [SamplingParams(), SamplingParams(**params)])
+    assert client.added == []
+    assert llm.generate("a")[0].outputs[0].text == "A"
+
+
 # --- interrupts and death --------------------------------------------------------------------------------------------
 
 
@@ -378,6 +553,8 @@ def test_shutdown_ends_everything_once(client: FakeClient) -> None:
         lambda: llm.stream("a"),
         lambda: llm.abort("0"),
         lambda: llm.chat([{"role": "user", "content": "a"}]),
+        llm.stats,
+        llm.reset_prefix_cache,
     ]
     for use in uses:
         with pytest.raises(EngineDeadError, match="shut down"):

@@ -1,4 +1,4 @@
-"""How deltas become outputs."""
+"""How deltas become outputs: routing, several completions, metrics, what is said of the prompt."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from enginebay.engine.detokenizer import Detokenizer
+from enginebay.engine.family import family
 from enginebay.engine.output_processor import OutputProcessor
-from enginebay.interfaces.scheduler import Request, RequestOutputDelta
+from enginebay.engine.request_state import RequestState
+from enginebay.interfaces.scheduler import PromptLogprobs, Request, RequestOutputDelta, TokenLogprobs
 from enginebay.sampling.params import SamplingParams
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -125,3 +127,145 @@ def test_text_is_made_only_where_asked(outputs: OutputProcessor) -> None:
     state = outputs.add([make_request(detokenize=False)], None, 0.0)
     outputs.process([RequestOutputDelta("0", ids("ab"), finish_reason="length")])
     assert (state.read().outputs[0].text, state.read().outputs[0].token_ids) == ("", ids("ab"))
+
+
+# --- several completions ---------------------------------------------------------------------------------------------
+
+
+def add_family(outputs: OutputProcessor, n: int, **params: Any) -> RequestState:
+    return outputs.add(family(make_request("0", n=n, **params), prefix_caching=True), "q", 0.0)
+
+
+def texts(state: RequestState) -> list[str]:
+    return [c.text for c in state.read().outputs]
+
+
+def test_completions_come_by_index_in_one_output(outputs: OutputProcessor) -> None:
+    state = add_family(outputs, 3)
+    outputs.process([RequestOutputDelta("0-2", ids("c")), RequestOutputDelta("0", ids("a"))])
+    first = state.read()
+    assert [(c.index, c.text, c.delta) for c in first.outputs] == [(0, "a", "a"), (1, "", ""), (2, "c", "c")]
+    outputs.process([RequestOutputDelta("0-1", ids("b"), "length")])
+    assert state.unread
+    assert [(c.text, c.delta) for c in state.read().outputs] == [("a", ""), ("b", "b"), ("c", "")]
+    assert not state.finished
+    outputs.process([RequestOutputDelta("0", [], "length"), RequestOutputDelta("0-2", ids("!"), "length")])
+    last = state.read()
+    assert (last.request_id, last.finished) == ("0", True)
+    assert [c.finish_reason for c in last.outputs] == ["length"] * 3
+    assert outputs.unfinished == []
+
+
+def test_a_stop_string_ends_one_completion_and_tells_whom_to_stop(outputs: OutputProcessor) -> None:
+    state = add_family(outputs, 2, stop="x")
+    deltas = [RequestOutputDelta("0", ids("ax")), RequestOutputDelta("0-1", ids("a"))]
+    assert outputs.process(deltas) == ["0"]
+    later = [
+        RequestOutputDelta("0", ids("y")),
+        RequestOutputDelta("0-1", ids("b")),
+        RequestOutputDelta("0", [], "abort"),
+    ]
+    assert outputs.process(later) == []
+    assert texts(state) == ["a", "ab"]
+    assert [c.finish_reason for c in state.read().outputs] == ["stop", None]
+    assert outputs.process([RequestOutputDelta("0-1", ids("x"), "length")]) == [], "the engine has ended it already"
+    assert [c.stop_reason for c in state.read().outputs] == ["x", "x"]
+    assert state.finished
+
+
+def test_an_abort_ends_what_goes_on_still(outputs: OutputProcessor) -> None:
+    state = add_family(outputs, 3)
+    outputs.process([RequestOutputDelta("0", ids("a"), "length"), RequestOutputDelta("0-1", ids("b"))])
+    assert outputs.abort(["0-1"]) == [], "a completion has no id of its own"
+    assert outputs.abort(["0"]) == ["0-1", "0-2"]
+    assert [c.finish_reason for c in state.read().outputs] == ["length", "abort", "abort"]
+    outputs.process([RequestOutputDelta("0-2", ids("c"))])
+    assert texts(state) == ["a", "b", ""]
+    assert outputs.unfinished == []
+
+
+def test_an_error_of_one_completion_leaves_the_others(outputs: OutputProcessor) -> None:
+    state = add_family(outputs, 2)
+    outputs.process(
+        [RequestOutputDelta("0-1", [], "error", error="broken"), RequestOutputDelta("0", ids("a"), "length")]
+    )
+    output = state.read()
+    assert output.error == "broken"
+    assert [c.finish_reason for c in output.outputs] == ["length", "error"]
+
+
+# --- metrics, and what is said of the prompt -------------------------------------------------------------------------
+
+
+def test_a_step_is_dated_once(outputs: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([11.0, 12.0, 14.0])
+    monkeypatch.setattr("enginebay.engine.output_processor.time.monotonic", lambda: next(clock))
+    states = [outputs.add([make_request(name)], "q", 10.0) for name in "xy"]
+    outputs.process([RequestOutputDelta("x", ids("a"), first_scheduled=10.5, num_cached_tokens=3)])
+    early = states[0].read()
+    outputs.process([RequestOutputDelta(name, ids("b")) for name in "xy"])
+    outputs.process([RequestOutputDelta(name, [], "length") for name in "xy"])
+    metrics = states[0].read().metrics
+    assert (metrics.arrival_time, metrics.first_scheduled_time) == (10.0, 10.5)
+    assert (metrics.first_token_time, metrics.last_token_time, metrics.finished_time) == (11.0, 12.0, 14.0)
+    assert metrics.num_output_tokens == 2
+    assert states[0].read().num_cached_tokens == 3
+    assert states[1].read().metrics.first_token_time == 12.0
+    assert early.metrics.last_token_time == 11.0, "an output handed out must not change"
+    assert early.metrics.finished_time is None
+
+
+def test_a_family_has_the_leaders_hits_and_the_outermost_times(
+    outputs: OutputProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([1.0, 2.0, 3.0])
+    monkeypatch.setattr("enginebay.engine.output_processor.time.monotonic", lambda: next(clock))
+    state = add_family(outputs, 2)
+    outputs.process([RequestOutputDelta("0", ids("a"), first_scheduled=0.5, num_cached_tokens=0)])
+    later = RequestOutputDelta("0-1", ids("bc"), "length", first_scheduled=1.5, num_cached_tokens=16)
+    outputs.process([later])
+    outputs.process([RequestOutputDelta("0", [], "length")])
+    output = state.read()
+    metrics = output.metrics
+    assert (metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time) == (0.5, 1.0, 2.0)
+    assert (metrics.finished_time, metrics.num_output_tokens) == (3.0, 2)
+    assert output.num_cached_tokens == 0
+
+
+def test_an_abort_is_dated(outputs: OutputProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginebay.engine.output_processor.time.monotonic", lambda: 5.0)
+    state = outputs.add([make_request()], "q", 1.0)
+    outputs.abort(["0"])
+    metrics = state.read().metrics
+    assert (metrics.first_scheduled_time, metrics.first_token_time, metrics.finished_time) == (None, None, 5.0)
+
+
+def prompt_scores(start: int, tokens: list[int]) -> PromptLogprobs:
+    table = np.array([[t] for t in tokens], dtype=np.int32)
+    return PromptLogprobs(start, TokenLogprobs(table, -table.astype(np.float32), np.ones(len(tokens), dtype=np.int32)))
+
+
+def test_a_prompts_scores_come_before_its_first_token(outputs: OutputProcessor) -> None:
+    state = add_family(outputs, 2, prompt_logprobs=0)
+    assert state.read().prompt_logprobs == [None]
+    outputs.process([RequestOutputDelta("0", [], prompt_logprobs=prompt_scores(1, [5, 6]))])
+    assert not state.unread, "no completion grew"
+    outputs.process([RequestOutputDelta("0", ids("a"), prompt_logprobs=prompt_scores(1, [5, 6, 7]))])
+    found = state.read().prompt_logprobs
+    assert found is not None
+    assert [p and list(p) for p in found] == [None, [5], [6], [7]]
+
+
+def test_scores_are_there_only_where_asked(outputs: OutputProcessor) -> None:
+    state = outputs.add([make_request()], "q", 0.0)
+    assert state.read().prompt_logprobs is None
+
+
+def test_tokens_are_decoded_for_log_probabilities_where_text_is_made(outputs: OutputProcessor) -> None:
+    [token] = ids("a")
+    scored = prompt_scores(0, [token]).positions
+    for detokenize, text in ((True, "a"), (False, None)):
+        state = outputs.add([make_request(detokenize=detokenize, logprobs=0)], "q", 0.0)
+        outputs.process([RequestOutputDelta("0", [token], "length", logprobs=scored)])
+        [entries] = state.read().outputs[0].logprobs or []
+        assert entries[token].decoded_token == text

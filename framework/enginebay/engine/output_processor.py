@@ -40,9 +40,10 @@ class OutputProcessor:
 
     def add(self, requests: Sequence[Request], prompt: str | None, arrival_time: float) -> RequestState:
         """Follow a request that is about to enter the engine as `requests`, one a completion; the first has its id."""
-        text_of = None if self._detokenizer is None else self._detokenizer.token_text
+        detokenizer = self._detokenizer if requests[0].params.detokenize else None
+        text_of = None if detokenizer is None else detokenizer.token_text
         completions = [
-            Completion(index, request, self._text_stream(request), self._eos, text_of)
+            Completion(index, request, _text_stream(request, detokenizer), self._eos, text_of)
             for index, request in enumerate(requests)
         ]
         state = RequestState(requests[0], completions, prompt, arrival_time, text_of)
@@ -81,7 +82,8 @@ class OutputProcessor:
             del self._routes[engine_id]
         return ended
 
-    def _text_stream(self, request: Request) -> TextStream | None:
-        if self._detokenizer is None or not request.params.detokenize:
-            return None
-        return self._detokenizer.stream(request.prompt_token_ids.tolist(), request.params.skip_special_tokens)
+
+def _text_stream(request: Request, detokenizer: Detokenizer | None) -> TextStream | None:
+    if detokenizer is None:
+        return None
+    return detokenizer.stream(request.prompt_token_ids.tolist(), request.params.skip_special_tokens)

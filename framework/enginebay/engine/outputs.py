@@ -15,7 +15,7 @@ class Logprob:
     logprob: float
     #: 1 is the likeliest token of the whole vocabulary
     rank: int
-    #: the token alone as text, U+FFFD where it is a part of a character; None where the model has no tokenizer
+    #: the token alone as text, U+FFFD where it is a part of a character; None where detokenize is false
     decoded_token: str | None = None
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 
-from enginebay.config import validate_options
-from enginebay.errors import ConfigError, RequestError
+from pydantic import ValidationError
+
+from enginebay.config.problems import describe
+from enginebay.config.tree import dotted
+from enginebay.errors import RequestError
 from enginebay.plugins.records import LogitsProcessorRecord
 from enginebay.plugins.selection import Selection
 from enginebay.sampling.params import SamplingParams
@@ -115,15 +118,14 @@ class RequestChecks:
         if record is None:
             running = sorted(self._processors)
             near = difflib.get_close_matches(name, running, 1)
-            known = f"did you mean {near[0]}?" if near else f"running: {', '.join(running) or 'none'}"
-            raise RequestError(
-                f"extra_args.{name}: no such logits processor runs; {known}"
-                + ("" if near else "; see sampler.processors")
-            )
+            hint = f"did you mean {near[0]}?" if near else f"sampler.processors names {', '.join(running) or 'none'}"
+            raise RequestError(f"extra_args.{name}: no such logits processor runs; {hint}")
+        options = record.request_options
         try:
-            validate_options(record.request_options, values, f"extra_args.{name}")
-        except ConfigError as error:
-            raise RequestError(str(error)) from error
+            options.model_validate(dict(values))
+        except ValidationError as error:
+            problems = describe(options, values, error, lambda path: dotted(("extra_args", name, *path)))
+            raise RequestError("; ".join(problems)) from error
 
 
 def check_unicode(what: str, text: str) -> None:

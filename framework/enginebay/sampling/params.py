@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ _MAX_N = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to draw the tokens of one request; the names are vLLM's.
+    """How to draw the tokens of one request; the names are vLLM's. Sequences are kept as tuples.
 
     Raises
     ------
@@ -58,9 +58,9 @@ class SamplingParams:
     #: added to the logits of these token ids
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     #: if given, no other token is drawn
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     #: texts that the output never holds, as sequences of tokens
-    bad_words: tuple[str, ...] = ()
+    bad_words: Sequence[str] = ()
     #: most tokens to produce; None goes on to the end of max_model_len
     max_tokens: int | None = 16
     #: end no sooner: stop ids are not drawn and stop strings not looked for before; at most max_tokens
@@ -68,9 +68,9 @@ class SamplingParams:
     #: go on after an end-of-sequence token
     ignore_eos: bool = False
     #: further ids that end the request
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
     #: texts that end the request as soon as they occur; one text or several
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     #: keep the stop string in the text
     include_stop_str_in_output: bool = False
     #: log-probabilities of each output token and of this many likeliest ones; -1: of the whole vocabulary
