@@ -58,6 +58,13 @@ class Completion:
 
     def update(self, delta: RequestOutputDelta) -> None:
         """Take what a step gave. It may end here, at a stop string, while the engine goes on: look at `finish_reason`."""
+        if (
+            delta.finish_reason is None and self._stops is None and self._logprobs is None
+        ):  # most deltas, so a short way
+            self._token_ids += delta.new_token_ids
+            if self._text is not None and (text := self._text.push(delta.new_token_ids)):
+                self._parts.append(text)
+            return
         num_before = len(self._token_ids)
         self._take_tokens(delta)
         if self._logprobs is not None and delta.logprobs is not None:

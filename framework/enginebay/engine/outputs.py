@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enginebay.interfaces.scheduler import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Logprob:
     """How likely a token was at its position."""
 

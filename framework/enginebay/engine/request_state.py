@@ -68,7 +68,11 @@ class RequestState:
             self._error = delta.error
         completion.update(delta)
         if delta.new_token_ids:
-            self._date_token(completion, now)
+            metrics = self._metrics
+            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+            self.unread = True
         if completion.finish_reason is not None:
             self._end_one(now)
 
@@ -91,16 +95,8 @@ class RequestState:
             finished=self.finished,
             error=self._error,
             num_cached_tokens=self._num_cached_tokens,
-            metrics=replace(self._metrics),
+            metrics=replace(self._metrics, num_output_tokens=max(c.num_tokens for c in self.completions)),
         )
-
-    def _date_token(self, completion: Completion, now: float) -> None:
-        metrics = self._metrics
-        if metrics.first_token_time is None:
-            metrics.first_token_time = now
-        metrics.last_token_time = now
-        metrics.num_output_tokens = max(metrics.num_output_tokens, completion.num_tokens)
-        self.unread = True
 
     def _end_one(self, now: float) -> None:
         self._num_unfinished -= 1
