@@ -75,3 +75,9 @@ def test_c7_the_length_is_what_the_pool_holds(tmp_path: Path, blocks: int, lengt
 def test_a_pool_without_room_for_a_block_gives_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(MemoryBudgetError, match="16384"):
         build_engine(loaded(tmp_path, cache={"memory_bytes": 1}))
+
+
+@pytest.mark.parametrize("bay", ["attention", "executor", "scheduler"])
+def test_wrong_options_are_refused_before_anything_starts(tmp_path: Path, bay: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{bay}\.options\.no_such .*unknown key"):
+        explained(tmp_path, **{bay: {"options": {"no_such": 1}}})

@@ -13,7 +13,7 @@ from enginebay.engine.completion import Completion
 from enginebay.engine.detokenizer import Detokenizer
 from enginebay.interfaces.scheduler import FinishReason, Request, RequestOutputDelta, TokenLogprobs
 from enginebay.sampling.params import SamplingParams
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -113,7 +113,6 @@ STOPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(
     parts=st.lists(TOKENS, max_size=5),
     cuts=st.lists(st.integers(1, 4), max_size=20),

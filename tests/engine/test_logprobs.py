@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from enginebay.engine.logprobs import PromptScores, by_token
 from enginebay.interfaces.scheduler import PromptLogprobs, TokenLogprobs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -33,7 +33,6 @@ def test_the_whole_vocabulary_is_there_on_request() -> None:
     assert entries[9].decoded_token == "9"
 
 
-@settings(deadline=None)
 @given(
     prompt=st.lists(st.integers(2, 50), min_size=1, max_size=12),
     ends=st.lists(st.integers(1, 12), max_size=6),

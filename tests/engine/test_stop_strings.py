@@ -30,7 +30,7 @@ def held(text: str, stops: Sequence[str]) -> int:
     return max(n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(chunks=st.lists(LETTERS, max_size=12), stops=STOPS, include=st.booleans(), num_passed=st.integers(0, 4))
 def test_the_first_match_is_found_and_no_more_is_held_than_needed_c42_c43(
     chunks: list[str], stops: list[str], include: bool, num_passed: int
