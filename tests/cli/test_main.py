@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import types
@@ -102,3 +103,21 @@ def test_python_dash_m() -> None:
         [sys.executable, "-m", "enginebay", "--version"], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, f"enginebay, version {__version__}\n")
+
+
+@pytest.mark.parametrize(("word", "hint"), [("plugin", " Did you mean 'plugins'?"), ("zzz", "")])
+def test_a_misspelt_command_is_answered_with_the_near_one(word: str, hint: str) -> None:
+    result = CliRunner().invoke(cli.cli, [word])
+    assert result.exit_code == 2
+    assert result.output.rstrip().endswith(f"No such command {word!r}.{hint}")
+
+
+def test_a_full_disk_is_no_traceback(boom: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["enginebay_test_boom"], "command", full)
+    result = CliRunner().invoke(cli.cli, [boom])
+    assert result.exit_code == 1
+    assert "error: no space is left" in result.output

@@ -87,7 +87,7 @@ def test_a_step_may_hold_fewer_tokens_than_requests() -> None:
         ("seed", -1, "expected an integer of at least 0"),
         ("compile", "inductor", 'expected "none", got the text "inductor"'),
         ("quant", "fp8", 'expected "auto" or a mapping with the keys method, options, got the text "fp8"'),
-        ("model", "", 'expected a text, got the text ""'),
+        ("model", "", "expected a text, got an empty one"),
         ("parallel", 2, "expected a mapping with the keys tensor, pipeline, got 2"),
         ("scheduler.max_prefill_tokens", 0, 'expected "auto" or an integer of at least 1, got 0'),
         ("sampler.logprobs_mode", "raw", 'expected one of "raw_logprobs", "raw_logits", "processed_logprobs", "proc'),

@@ -88,6 +88,11 @@ def test_paths_in_a_file_start_at_its_folder(folder: Path) -> None:
     }
 
 
+def test_a_plugin_file_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    assert plain(read(folder, "plugins: [~/a.py]\n").tree) == {"plugins": [str(folder / "home" / "a.py")]}
+
+
 def test_names_and_hub_ids_are_not_paths(folder: Path) -> None:
     assert plain(read(folder, "model: org/name\n").tree) == {"model": "org/name"}
 

@@ -36,7 +36,7 @@ def test_folder(folder: ModelFiles) -> None:
     [
         ({**QWEN3, "model_type": "qwen33"}, r"model_type 'qwen33', which .* does not know\. Did you mean"),
         ({**QWEN3, "model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, "code in a checkpoint is never run"),
-        ({"architectures": ["X"]}, "model_type None"),
+        ({"architectures": ["X"]}, "has no model_type"),
         ({"model_type": "qwen3"}, "names no architectures"),
         ({**QWEN3, "hidden_size": "many"}, "not a valid qwen3 configuration"),
         ([], "holds no JSON object"),
@@ -68,6 +68,12 @@ def test_generation_config_comes_first_and_the_tokenizers_is_added(
     write(folder.path, {"eos_token_id": stated}, "generation_config.json")
     tokenizer: Any = SimpleNamespace(eos_token_id=2)
     assert eos_token_ids(folder, load_hf_config(folder), tokenizer) == expected
+
+
+def test_an_eos_that_is_no_id_is_refused(folder: ModelFiles) -> None:
+    write(folder.path, {"eos_token_id": "</s>"}, "generation_config.json")
+    with pytest.raises(ModelError, match=r"eos_token_id '</s>' is not a token's id"):
+        eos_token_ids(folder, load_hf_config(folder))
 
 
 def test_no_eos_at_all(folder: ModelFiles) -> None:

@@ -152,6 +152,13 @@ def test_record_field_of_another_api_is_explained_c12(fake_site: FakeSite) -> No
         ("42", "enginebay_schedulers failed: TypeError"),
         (f"[{SCHEDULER.format('other')}]", "returned no record named 'x', but 'other'"),
         (f"[{SCHEDULER.format('x')}, {SCHEDULER.format('x')}]", "two records named 'x'"),
+        (SCHEDULER.format("x"), r"must return a list of SchedulerRecord objects; put 'x' in \[\]"),
+        (f"[{SCHEDULER.format('auto')}]", "named 'auto': .* name it otherwise"),
+        (f"[{SCHEDULER.format('')}]", "named '': .* name it otherwise"),
+        (
+            "[SchedulerRecord(name='x', summary='s', factory=5, api_version=0)]",
+            "the factory of 'x' is 5; give a function",
+        ),
         ("[ModelRecord(name='x', summary='s', factory=print, api_version=0)]", "must return SchedulerRecord objects"),
     ],
 )
@@ -183,6 +190,20 @@ def test_local_file_joins_the_candidates(fake_site: FakeSite, tmp_path: Path) ->
     assert loader.names("attention") == ("mine",)
     with pytest.raises(PluginNotFoundError, match=r"(?s)Did you mean 'mine'.*found: mine \(.*mine\.py sha256:"):
         loader.load("attention", "mime")
+
+
+@pytest.mark.parametrize("returned", ["[]", "None"])
+def test_a_local_file_that_adds_nothing_is_refused(fake_site: FakeSite, tmp_path: Path, returned: str) -> None:
+    (tmp_path / "none.py").write_text(f"{HEAD}@hookimpl\ndef enginebay_schedulers():\n    return {returned}\n")
+    loader = fake_site.loader()
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"none\.py: its hooks return no record"):
+            loader.add_local("none.py", base=tmp_path)
+
+
+def test_a_local_file_may_only_observe(fake_site: FakeSite, tmp_path: Path) -> None:
+    (tmp_path / "watch.py").write_text(f"{HEAD}@hookimpl\ndef enginebay_engine_stopped():\n    pass\n")
+    assert fake_site.loader().add_local("watch.py", base=tmp_path).name == "watch"
 
 
 def test_local_file_against_an_installed_name_is_a_clash(fake_site: FakeSite, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ So ``--help`` imports no torch and no plugin, and a broken module or plugin cann
 
 from __future__ import annotations
 
+import difflib
+import errno
 import importlib
 from typing import Any
 
@@ -48,6 +50,16 @@ class LazyGroup(click.Group):
             raise EngineBayError(f"{module}:{attribute} is not a click command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's own, whose suggestions know no lazy command."""
+        if args and args[0].isidentifier() and args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
@@ -60,8 +72,16 @@ class LazyGroup(click.Group):
         except EngineBayError as error:
             if ctx.params["traceback"]:
                 raise
-            click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
-            ctx.exit(1)
+            self._refuse(ctx, str(error))
+        except OSError as error:
+            if error.errno != errno.ENOSPC or ctx.params["traceback"]:
+                raise
+            self._refuse(ctx, f"no space is left where the output, or a file, is written: {error}; free some there")
+
+    @staticmethod
+    def _refuse(ctx: click.Context, text: str) -> None:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {text}", err=True)
+        ctx.exit(1)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -61,11 +61,11 @@ def json_schema(option_models: Mapping[tuple[str, str], type[BaseModel]]) -> dic
 
 def _add_processors(schema: dict[str, Any], option_models: Mapping[tuple[str, str], type[BaseModel]]) -> None:
     """Logits processors run side by side, so each has its options under its own name."""
-    properties = schema["$defs"]["SamplerConfig"]["properties"]["options"].setdefault("properties", {})
+    options = schema["$defs"]["SamplerConfig"]["properties"]["options"]
     for kind, name in sorted(option_models):
         if kind == "sampler":
             key = f"{kind}.{name}"
             schema["$defs"][key] = option_models[kind, name].model_json_schema(
                 ref_template=f"#/$defs/{key}/$defs/{{model}}"
             )
-            properties[name] = {"$ref": f"#/$defs/{key}"}
+            options.setdefault("properties", {})[name] = {"$ref": f"#/$defs/{key}"}

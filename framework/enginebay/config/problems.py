@@ -33,6 +33,8 @@ def describe(
             text = unknown_key(tree, path)
         elif fault["type"] == "missing":
             text = f"missing; expected {tree.expected(path)}"
+        elif fault["type"] == "string_too_short" and not fault["input"]:
+            text = f"expected {tree.expected(path)}, got an empty one; leave the key out for its default"
         elif fault["type"] in ("unsupported", "value_error") or not tree.at(path):
             text = fault["msg"].removeprefix("Value error, ")
         else:

@@ -202,7 +202,10 @@ def _rebase(tree: Tree, folder: str) -> Tree:
             out[key] = Given(os.path.normpath(os.path.join(folder, given.value)), given.source)
     plugins = out.get("plugins")
     if isinstance(plugins, Given) and isinstance(plugins.value, list):
-        files = [os.path.normpath(os.path.join(folder, p)) if isinstance(p, str) and p else p for p in plugins.value]
+        files = [
+            os.path.normpath(os.path.join(folder, os.path.expanduser(p))) if isinstance(p, str) and p else p
+            for p in plugins.value
+        ]
         out["plugins"] = Given(files, plugins.source)
     return out
 

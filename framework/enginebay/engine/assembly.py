@@ -27,6 +27,7 @@ from enginebay.loading.tokenizer import load_tokenizer
 from enginebay.models.reference import ModelFiles, resolve_model, resolve_tokenizer
 from enginebay.plugins.attention import resolve_attention
 from enginebay.plugins.loader import PluginLoader
+from enginebay.plugins.making import make
 from enginebay.plugins.records import LogitsProcessorRecord, Phase, Record, SchedulerRecord
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
 from enginebay.plugins.resolver import resolve
@@ -114,7 +115,7 @@ def explain(loaded: LoadedConfig) -> Explanation:
     scheduler = resolve("scheduler", config.scheduler.policy, _source(loaded, "scheduler.policy"), requirements, loader)
     processors = _processors(loaded, requirements, loader)
     resolved = replace(sizes, block_size=attention.block_size, kv_dtype=attention.kv_dtype)
-    return Explanation(
+    explanation = Explanation(
         loaded=loaded,
         resolved=resolved,
         hardware=hardware,
@@ -128,6 +129,23 @@ def explain(loaded: LoadedConfig) -> Explanation:
         cache=_cache_spec(specs, attention),
         loader=loader,
     )
+    _check_options(explanation)
+    return explanation
+
+
+def _check_options(explanation: Explanation) -> None:
+    """Refuse wrong options of the chosen parts here, so that `explain` never shows what would not start."""
+    config, where = explanation.config, explanation.loaded.where
+    for phase in PHASES:
+        _backend(explanation, phase)
+    for selection in explanation.processors:
+        _processor_part(explanation, selection)
+    for part, options, path in (
+        (explanation.executor, config.executor.options, "executor.options"),
+        (explanation.scheduler, config.scheduler.options, "scheduler.options"),
+    ):
+        assert part.chosen is not None
+        validate_options(part.chosen.options, options, path, where)
 
 
 def _source(loaded: LoadedConfig, path: str) -> str:
@@ -310,16 +328,17 @@ def _start_executor(explanation: Explanation) -> Executor:
         attention={phase: _backend(explanation, phase) for phase in PHASES},
         processors=tuple(_processor_part(explanation, selection) for selection in explanation.processors),
     )
-    executor = record.factory(
+    executor = make(
+        explanation.executor,
         ExecutorContext(
             make_worker=lambda rank: DeviceWorker(spec, rank),
             world_size=config.parallel.world_size,
             device=explanation.resolved.device,
             max_concurrent_batches=explanation.max_concurrent_batches,
             options=validate_options(record.options, config.executor.options, "executor.options", loaded.where),
-        )
+        ),
+        Executor,  # type: ignore[type-abstract]
     )
-    assert isinstance(executor, Executor)
     try:
         executor.start()
     except BaseException:
@@ -419,9 +438,7 @@ def _scheduler(explanation: Explanation, resolved: ResolvedConfig, kv: KVCacheCo
         policy=None,
         options=validate_options(record.options, config.options, "scheduler.options", explanation.loaded.where),
     )
-    made = record.factory(context)
     if record.depth == "scheduler":
-        assert isinstance(made, Scheduler)
-        return made
-    assert isinstance(made, SchedulingPolicy)
-    return TokenBudgetScheduler(replace(context, policy=made))
+        return make(explanation.scheduler, context, Scheduler)  # type: ignore[type-abstract]
+    policy = make(explanation.scheduler, context, SchedulingPolicy)  # type: ignore[type-abstract]
+    return TokenBudgetScheduler(replace(context, policy=policy))

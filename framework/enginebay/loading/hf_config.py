@@ -39,6 +39,8 @@ def load_hf_config(files: ModelFiles) -> PreTrainedConfig:
         where = files.path / "config.json"
         fields = _read_json(where)
     model_type = fields.get("model_type")
+    if not model_type:
+        raise ModelError(f"{where} has no model_type, so it is not a model's configuration; add the key")
     if model_type not in CONFIG_MAPPING:
         raise ModelError(
             f"{where} has model_type {model_type!r}, which the installed transformers does not know."
@@ -66,7 +68,11 @@ def eos_token_ids(
     found: list[int] = []
     for value in _eos_values(files, config, tokenizer):
         ids = value if isinstance(value, list | tuple) else [] if value is None else [value]
-        found.extend(token for token in ids if isinstance(token, int) and token >= 0)
+        if wrong := [token for token in ids if not isinstance(token, int)]:
+            raise ModelError(
+                f"{files.path}: eos_token_id {wrong[0]!r} is not a token's id; correct generation_config.json or config.json"
+            )
+        found.extend(token for token in ids if token >= 0)
     return tuple(dict.fromkeys(found))
 
 

@@ -38,6 +38,10 @@ class LoadedPlugin:
     plugin_name: str
 
 
+def _observes(manager: pluggy.PluginManager, plugin: Any) -> bool:
+    return any(caller.name not in PROVISION_HOOKS.values() for caller in manager.get_hookcallers(plugin) or ())
+
+
 @dataclass(frozen=True)
 class BrokenPlugin:
     """A candidate that could not be loaded, kept so that the report can name it."""
@@ -106,6 +110,11 @@ class PluginLoader:
                 check_api_version(record, kind, where)
                 identity = PluginIdentity(kind, record.name, str(local.path), sha256=local.sha256)
                 found.append(LoadedPlugin(identity, record, local.module_name))
+        if not found and not _observes(self.manager, local.module):
+            self.manager.unregister(local.module)
+            raise PluginError(
+                f"{where}: its hooks return no record, so it adds nothing. Return one, or do not name it."
+            )
         for plugin in found:
             self._local.setdefault((plugin.identity.kind, plugin.record.name), []).append(plugin)
         self._local_modules.add(local.module_name)

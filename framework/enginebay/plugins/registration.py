@@ -17,6 +17,7 @@ from enginebay.errors import PluginError
 from enginebay.plugins import hookspecs
 from enginebay.plugins.hookspecs import PROVISION_HOOKS
 from enginebay.plugins.records import API_VERSION, RECORD_TYPES, Kind, Record
+from enginebay.plugins.selection import AUTO
 from enginebay.plugins.suggest import did_you_mean
 
 #: every hook that a plugin may implement
@@ -40,7 +41,8 @@ def register(manager: pluggy.PluginManager, plugin: Any, name: str, where: str) 
         raise PluginError(f"{where}: {error}") from error
     if not manager.get_hookcallers(plugin):
         manager.unregister(plugin)
-        raise PluginError(f"{where}: {name} implements no hook of enginebay.{_bare_function_hint(plugin)}")
+        hint = _bare_function_hint(plugin) or f" Implement one of {', '.join(HOOKS)}, decorated with @hookimpl."
+        raise PluginError(f"{where}: {name} implements no hook of enginebay.{hint}")
     return name
 
 
@@ -65,15 +67,23 @@ def provided(manager: pluggy.PluginManager, name: str, kind: str, where: str, *,
         if required:
             raise PluginError(f"{where}: {name} does not implement {hook_name}.{_bare_function_hint(plugin)}")
         return []
+    expected = RECORD_TYPES[_kind(kind)]
     try:
-        items = [item for part in hook() for item in part]
+        parts = hook()
+        if single := [part for part in parts if isinstance(part, expected)]:
+            raise PluginError(
+                f"{where}: {hook_name} must return a list of {expected.__name__} objects; put {single[0].name!r} in []"
+            )
+        items = [item for part in parts for item in part]
+    except PluginError:
+        raise
     except Exception as error:  # the plugin's own code may raise anything
         raise PluginError(f"{where}: {hook_name} failed: {explain(error)}") from error
-    expected = RECORD_TYPES[_kind(kind)]
     names: set[str] = set()
     for item in items:
         if not isinstance(item, expected):
             raise PluginError(f"{where}: {hook_name} must return {expected.__name__} objects, not {item!r}")
+        _check_fields(item, f"{where}: {hook_name}")
         if item.name in names:
             raise PluginError(f"{where}: {hook_name} returns two records named {item.name!r}")
         names.add(item.name)
@@ -103,6 +113,20 @@ def explain(error: BaseException) -> str:
     if isinstance(error, TypeError) and "__init__()" in str(error):
         text += f". If a record's field is meant, it was written for another API than this host's {API_VERSION}"
     return text
+
+
+def _check_fields(record: Record, where: str) -> None:
+    """Refuse what could be registered and then never be asked for, or fail only when an engine starts."""
+    name: Any = record.name
+    if not isinstance(name, str) or not name or name == AUTO or any(c.isspace() or c == ":" for c in name):
+        raise PluginError(
+            f"{where} returns a record named {name!r}: a name is a text without spaces and colons, and {AUTO!r} is the "
+            "host's word for its own choice; name it otherwise"
+        )
+    if not callable(record.factory):
+        raise PluginError(
+            f"{where}: the factory of {name!r} is {record.factory!r}; give a function or class that the host can call"
+        )
 
 
 def _kind(kind: str) -> Kind:

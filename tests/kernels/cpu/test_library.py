@@ -43,6 +43,36 @@ def test_a_source_that_does_not_compile_is_reported(
     assert "torch twins" in caplog.text
 
 
+def test_a_named_compiler_is_never_replaced(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -v")
+    with caplog.at_level(logging.WARNING):
+        assert module.library() is None
+    assert "CXX=no-such-compiler -v is not found" in caplog.text
+    assert "correct or unset CXX" in caplog.text
+
+
+def test_a_compiler_that_says_nothing_is_named(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with caplog.at_level(logging.WARNING):
+        assert module.library() is None
+    assert "could not be built with" in caplog.text
+    assert "non-zero exit status 1" in caplog.text
+
+
+def test_a_damaged_file_is_built_anew(fresh: Path) -> None:
+    compiler = module._compiler()
+    if compiler is None:
+        pytest.skip("no C++ compiler here: the kernels cannot be built")
+    built = module._built(compiler)
+    built.write_bytes(b"damaged")
+    assert module.library() is not None
+    assert built.read_bytes()[:4] == b"\x7fELF"
+
+
 def test_it_is_built_once(fresh: Path) -> None:
     if module.library() is None:
         pytest.skip("no C++ compiler here: the kernels cannot be built")

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,17 +58,25 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The loaded kernels, built if need be; None where this machine cannot build them."""
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    compiler = _compiler()
     if sys.platform != "linux" or compiler is None:
-        logger.warning("no C++ compiler: CPU kernels run as their slower torch twins; install g++ to build them")
+        named = os.environ.get("CXX")
+        logger.warning(
+            "no C++ compiler%s: CPU kernels run as their slower torch twins; %s to build them",
+            f" (CXX={named} is not found)" if named else "",
+            "correct or unset CXX" if named else "install g++",
+        )
         return None
     try:
-        found = ctypes.CDLL(str(_built(compiler)))
+        found = _loaded(compiler)
     except (OSError, subprocess.CalledProcessError) as error:
-        detail = (
-            error.stderr.decode(errors="replace")[-500:] if isinstance(error, subprocess.CalledProcessError) else error
+        said = error.stderr.decode(errors="replace")[-500:] if isinstance(error, subprocess.CalledProcessError) else ""
+        logger.warning(
+            "the CPU kernels could not be built with %s in %s, so their slower torch twins run: %s",
+            " ".join(compiler),
+            cache_dir() / "kernels",
+            said or error,
         )
-        logger.warning("the CPU kernels could not be built, so their slower torch twins run: %s", detail)
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(found, name)
@@ -75,16 +84,35 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def _built(compiler: str) -> Path:
+def _compiler() -> tuple[str, ...] | None:
+    """The compiler and its first arguments: what CXX says and nothing else where it is set, else c++ or g++."""
+    if words := shlex.split(os.environ.get("CXX", "")):
+        found = shutil.which(words[0])
+        return (found, *words[1:]) if found else None
+    found = shutil.which("c++") or shutil.which("g++")
+    return (found,) if found else None
+
+
+def _loaded(compiler: tuple[str, ...]) -> ctypes.CDLL:
+    """The kernels, loaded; a damaged file in the cache is built anew, once."""
+    target = _built(compiler)
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError:
+        target.unlink()
+        return ctypes.CDLL(str(_built(compiler)))
+
+
+def _built(compiler: tuple[str, ...]) -> Path:
     """The shared object for this source, compiler and processor; written atomically, so processes may race."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
     key = hashlib.sha256(b"\0".join((SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()))).hexdigest()
     target = cache_dir() / "kernels" / f"cpu-{key[:16]}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             built = Path(work) / target.name
-            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, check=True)
+            subprocess.run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, check=True)
             built.replace(target)
     return target
 
