@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from enginebay.interfaces.quant import Axis, EmbeddingMethod, LayerInfo, Part, Shard, WeightSpec
-from enginebay.kernels.packed_linear import pack_weight, packable, packed_linear
+from enginebay.kernels.packed_linear import PackedMatrix, pack
 from enginebay.layers.parallel import TensorParallel
 from enginebay.layers.weights import WeightModule
 
@@ -26,11 +26,12 @@ VOCAB_ALIGNMENT = 64
 class PlainEmbedding(EmbeddingMethod):
     """Rows as they are, in the compute dtype; on CPU a layer that yields logits packs them. One instance a layer.
 
-    A tied matrix then exists twice: rows to look up, and packed.
+    A tied matrix then exists twice where the packed order does not let rows be read: rows to look up, and packed.
     """
 
     def __init__(self) -> None:
-        self._packed: Tensor | None = None
+        self._packed: PackedMatrix | None = None
+        self._has_rows = True
 
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
         """One matrix ``[V, d]``."""
@@ -38,23 +39,32 @@ class PlainEmbedding(EmbeddingMethod):
 
     def embed(self, layer: nn.Module, ids: Tensor) -> Tensor:
         """Look rows up."""
+        if not self._has_rows and self._packed is not None:
+            rows = self._packed.rows(ids)
+            assert rows is not None
+            return rows
         weight: Tensor = layer.weight  # type: ignore[assignment]
         return functional.embedding(ids, weight)
 
     def logits(self, layer: nn.Module, x: Tensor) -> Tensor:
         """One matrix product."""
         if self._packed is not None:
-            return packed_linear(x, self._packed, None)
+            return self._packed.product(x, None)
         weight: Tensor = layer.weight  # type: ignore[assignment]
         return functional.linear(x, weight)
 
     def finish_loading(self, layer: nn.Module) -> None:
         """Pack where that pays."""
         weight = layer.get_parameter("weight")
-        if isinstance(layer, VocabEmbedding) and layer.is_head and packable(weight):
-            self._packed = pack_weight(weight)
-            if layer.info.kind == "head":
-                weight.data = weight.data.new_empty(0)
+        if not (isinstance(layer, VocabEmbedding) and layer.is_head):
+            return
+        self._packed = pack(weight)
+        if self._packed is None:
+            return
+        readable = self._packed.rows(torch.zeros(1, dtype=torch.int64)) is not None
+        if readable or layer.info.kind == "head":
+            self._has_rows = False
+            weight.data = weight.data.new_empty(0)
 
 
 def vocab_shard(vocab_size: int, rank: int, world: int) -> Shard:

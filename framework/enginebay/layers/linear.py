@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from enginebay.interfaces.quant import Axis, LayerInfo, LinearMethod, WeightSpec
-from enginebay.kernels.packed_linear import pack_weight, packable, packed_linear, unpack_weight
+from enginebay.kernels.packed_linear import PackedMatrix, pack
 from enginebay.layers.weights import WeightModule
 
 
@@ -20,7 +20,7 @@ class PlainLinear(LinearMethod):
     """Weights in the compute dtype; on CPU packed once loaded, in place of the parameter. One instance a layer."""
 
     def __init__(self) -> None:
-        self._packed: Tensor | None = None
+        self._packed: PackedMatrix | None = None
 
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
         """One matrix ``[out, in]``."""
@@ -29,20 +29,20 @@ class PlainLinear(LinearMethod):
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """One matrix product."""
         if self._packed is not None:
-            return packed_linear(x, self._packed, bias)
+            return self._packed.product(x, bias)
         weight: Tensor = layer.weight  # type: ignore[assignment]
         return functional.linear(x, weight, bias)
 
     def finish_loading(self, layer: nn.Module) -> None:
         """Pack where that pays."""
         weight = layer.get_parameter("weight")
-        if packable(weight):
-            self._packed = pack_weight(weight)
+        self._packed = pack(weight)
+        if self._packed is not None:
             weight.data = weight.data.new_empty(0)
 
     def dense_weight(self, layer: nn.Module) -> Tensor:
         """The matrix, unpacked if need be."""
-        return layer.get_parameter("weight").data if self._packed is None else unpack_weight(self._packed)
+        return layer.get_parameter("weight").data if self._packed is None else self._packed.unpacked()
 
 
 class Linear(WeightModule):

@@ -36,7 +36,7 @@ def test_a_source_that_does_not_compile_is_reported(
 ) -> None:
     broken = fresh / "broken.cpp"
     broken.write_text("this is not C++")
-    monkeypatch.setattr(module, "SOURCE", broken)
+    monkeypatch.setattr(module, "SOURCES", (broken,))
     with caplog.at_level(logging.WARNING):
         found = module.library()
     assert found is None

@@ -23,7 +23,7 @@ from enginebay.models.catalogue import cache_dir
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "linear.cpp"))
 FLAGS = (
     "-O3",
     "-march=native",
@@ -37,10 +37,12 @@ FLAGS = (
 )
 
 _INT, _LONG, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-#: argument types of each function, as kernels.cpp declares them
+#: argument types of each function, as the sources declare them
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "eb_rms_norm": (_INT, *[_ADDRESS] * 4, _LONG, _LONG, _FLOAT, _INT),
     "eb_silu_mul": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _INT),
+    "eb_linear_supported": (),
+    "eb_linear": (_ADDRESS, _LONG, *[_ADDRESS] * 3, *[_LONG] * 4, _INT),
     "eb_rope_and_cache": (
         *(_INT, _ADDRESS, _LONG, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
         *([_LONG] * 9),
@@ -53,6 +55,10 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_FLOAT, _FLOAT, _INT),
     ),
 }
+
+
+#: functions that return an int
+_ANSWERS = frozenset({"eb_linear_supported"})
 
 
 @functools.cache
@@ -80,7 +86,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _INT if name in _ANSWERS else None
     return found
 
 
@@ -106,13 +112,15 @@ def _loaded(compiler: tuple[str, ...]) -> ctypes.CDLL:
 def _built(compiler: tuple[str, ...]) -> Path:
     """The shared object for this source, compiler and processor; written atomically, so processes may race."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-    key = hashlib.sha256(b"\0".join((SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()))).hexdigest()
+    key = hashlib.sha256(
+        b"\0".join((*(s.read_bytes() for s in SOURCES), " ".join(FLAGS).encode(), version, _processor()))
+    ).hexdigest()
     target = cache_dir() / "kernels" / f"cpu-{key[:16]}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             built = Path(work) / target.name
-            subprocess.run([*compiler, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, check=True)
+            subprocess.run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)], capture_output=True, check=True)
             built.replace(target)
     return target
 

@@ -65,6 +65,36 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     return out
 
 
+def has_linear() -> bool:
+    """Whether `linear` is there: the processor has avx512_bf16, and the kernels could be built."""
+    found = library()
+    return found is not None and bool(found.eb_linear_supported())
+
+
+def linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """``x [T, in]`` bfloat16, `in` even, times `packed_linear.PanelMatrix` panels; bias padded to whole panels.
+
+    Returns ``[T, outputs]``.
+    """
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, inputs = x.shape
+    out = x.new_empty(rows, outputs)
+    _library().eb_linear(
+        x.data_ptr(),
+        x.stride(0),
+        panels.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        outputs,
+        rows,
+        outputs,
+        inputs,
+        _threads(rows * outputs * inputs),
+    )
+    return out
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``[T, 2F]`` contiguous to ``[T, F]``."""
     rows, both = gate_up.shape
