@@ -297,7 +297,7 @@ def build_engine(loaded: LoadedConfig) -> tuple[EngineCore, Any]:
 def start_engine(explanation: Explanation) -> tuple[EngineCore, Any]:
     """Load and start what `explain` chose; the second half of `build_engine`, for whoever times or shows the halves."""
     tokenizer = _load_tokenizer(explanation)
-    executor = _start_executor(explanation)
+    executor = _start_executor(explanation, _vocab_limit(explanation, tokenizer))
     try:
         return _start_core(explanation, executor, tokenizer), tokenizer
     except BaseException:
@@ -316,7 +316,13 @@ def _load_tokenizer(explanation: Explanation) -> Any:
     return load_tokenizer(explanation.files)
 
 
-def _start_executor(explanation: Explanation) -> Executor:
+def _vocab_limit(explanation: Explanation, tokenizer: Any) -> int:
+    """The ids that may be drawn: those behind the tokenizer's last only pad the model's vocabulary (C39)."""
+    size = int(explanation.parts.hf_config.vocab_size)
+    return size if tokenizer is None else min(size, max(tokenizer.get_vocab().values(), default=size - 1) + 1)
+
+
+def _start_executor(explanation: Explanation, vocab_limit: int) -> Executor:
     config, loaded = explanation.config, explanation.loaded
     record = explanation.executor.chosen
     assert record is not None
@@ -327,6 +333,7 @@ def _start_executor(explanation: Explanation) -> Executor:
         cache=explanation.cache,
         attention={phase: _backend(explanation, phase) for phase in PHASES},
         processors=tuple(_processor_part(explanation, selection) for selection in explanation.processors),
+        vocab_limit=vocab_limit,
     )
     executor = make(
         explanation.executor,

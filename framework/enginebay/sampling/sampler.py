@@ -56,18 +56,35 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     greedy = logits.argmax(dim=-1)
     if rows.all_greedy:
         return greedy
-    is_greedy = rows.temperature == 0.0
+    scaled, _ = scale(logits, rows, greedy)
+    return draw(filtered(scaled, rows), rows, greedy)
+
+
+def scale(logits: Tensor, rows: SamplingRows, greedy: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits over temperature, less what makes each row's maximum 0, float32 ``[R, V]``; and that, float32 ``[R, 1]``.
+
+    `greedy` is the argmax, int64 ``[R]``. Greedy rows are divided by 1.
+    """
     # The row's maximum becomes 0 before the division, so that no temperature, however small, overflows to equal infinities.
-    scaled = logits.float()
-    scaled = (scaled - scaled.gather(1, greedy.unsqueeze(1))) / torch.where(is_greedy, 1.0, rows.temperature).unsqueeze(
-        1
-    )
+    temperature = torch.where(rows.temperature == 0.0, 1.0, rows.temperature).unsqueeze(1)
+    values = logits.float()
+    highest = values.gather(1, greedy.unsqueeze(1))
+    return (values - highest) / temperature, highest / temperature
+
+
+def filtered(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """What min_p, top_k and top_p leave of `scaled`, float32 ``[R, V]``; the rest is -inf."""
     if rows.any_min_p:
         scaled = apply_min_p(scaled, rows.min_p)
     if rows.any_top_k_or_p:
         scaled = apply_top_k_top_p(scaled, rows.top_k, rows.top_p)
-    drawn = (scaled + gumbel(rows.seed, rows.output_index, logits.shape[-1])).argmax(dim=-1)
-    return torch.where(is_greedy, greedy, drawn)
+    return scaled
+
+
+def draw(scaled: Tensor, rows: SamplingRows, greedy: Tensor) -> Tensor:
+    """A token a row from the softmax of `scaled`, or `greedy` where the row is; int64 ``[R]``."""
+    drawn = (scaled + gumbel(rows.seed, rows.output_index, scaled.shape[-1])).argmax(dim=-1)
+    return torch.where(rows.temperature == 0.0, greedy, drawn)
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from enginebay.interfaces.batch import NULL_SLOT, Batch, GroupBatch, PhaseBatch
+from enginebay.interfaces.sampler import SamplerRows
 from enginebay.interfaces.scheduler import NewBlocks, NewRequest, SchedulerOutput
 from enginebay.kernels.transfer import to_device
 from enginebay.sampling.sampler import SamplingRows
@@ -50,6 +51,7 @@ class SlotBatch:
         # state of slots
         self.token_ids = buffer(slots, max_model_len, dtype=torch.int32)
         self.num_computed = buffer(slots)
+        self.num_prompt = buffer(slots)
         self.block_tables = tuple(buffer(slots, columns, dtype=torch.int32) for _ in range(num_groups))
         self.temperature = buffer(slots, dtype=torch.float32)
         self.top_p = torch.ones(slots, dtype=torch.float32, device=device)
@@ -103,6 +105,7 @@ class SlotBatch:
         # A seed uses all 64 bits; as int64 its upper half is negative, which the generator does not mind.
         seed = np.array([r.seed for r in requests], dtype=np.uint64).view(np.int64)
         computed = np.array([r.num_computed_tokens for r in requests], dtype=np.int64)
+        prompt = np.array([r.num_prompt_tokens for r in requests], dtype=np.int64)
         self._greedy_host[slots] = temperature == 0.0
         self._top_k_or_p_host[slots] = (top_k > 0) | (top_p < 1.0)
         self._min_p_host[slots] = min_p > 0.0
@@ -114,6 +117,7 @@ class SlotBatch:
             (self.min_p, min_p),
             (self.seed, seed),
             (self.num_computed, computed),
+            (self.num_prompt, prompt),
         ):
             state[index] = self.to_device(values)
         for request in requests:
@@ -241,6 +245,21 @@ class SlotBatch:
             all_greedy=all_greedy,
             any_top_k_or_p=not all_greedy and bool(self._top_k_or_p_host[host].any()),
             any_min_p=not all_greedy and bool(self._min_p_host[host].any()),
+        )
+
+    def sampler_rows(self, output: SchedulerOutput) -> SamplerRows:
+        """The step's rows as logits processors see them (padding left out)."""
+        rows = output.num_rows
+        slots = self.slot_of_row[:rows]
+        return SamplerRows(
+            slots_host=output.slots,
+            slots=slots,
+            output_index=self.to_device(output.output_index.astype(np.int64)),
+            output_index_host=output.output_index,
+            token_ids=self.token_ids,
+            num_tokens=self.seq_lens[:rows].long(),
+            num_prompt_tokens=self.num_prompt[slots],
+            max_num_tokens=int((output.num_computed_tokens + output.num_scheduled_tokens).max()),
         )
 
     def advance(self, output: SchedulerOutput) -> None:

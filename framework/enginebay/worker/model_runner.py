@@ -17,9 +17,11 @@ from enginebay.interfaces.batch import Batch, Bucket
 from enginebay.interfaces.model import CausalLM
 from enginebay.interfaces.scheduler import SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
-from enginebay.sampling.sampler import sample
+from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
 from enginebay.worker.cuda_graphs import DecodeGraph
+from enginebay.worker.prompt_scorer import PromptScorer
+from enginebay.worker.step_result import PromptScores, StepResult
 
 
 class ModelRunner:
@@ -35,14 +37,31 @@ class ModelRunner:
         One a plan group.
     max_num_tokens
         Most tokens a step.
+    sampler
+        Draws the tokens.
+    vocab_limit
+        Ids from here on are never drawn nor scored.
+    prompt_logits
+        Score prompt tokens by logits instead of log-probabilities.
     """
 
     def __init__(
-        self, model: CausalLM, batch: SlotBatch, runtimes: Sequence[AttentionRuntime], max_num_tokens: int
+        self,
+        model: CausalLM,
+        batch: SlotBatch,
+        runtimes: Sequence[AttentionRuntime],
+        max_num_tokens: int,
+        *,
+        sampler: Sampler,
+        vocab_limit: int,
+        prompt_logits: bool = False,
     ) -> None:
         self.model = model
         self.batch = batch
         self.runtimes = tuple(runtimes)
+        self.sampler = sampler
+        self._vocab_limit = vocab_limit
+        self._scorer = PromptScorer(batch.max_num_rows, batch.token_ids, self._head, as_logits=prompt_logits)
         rows = batch.max_num_rows
         self._eager_states: tuple[tuple[PlanState, PlanState], ...] = tuple(
             (r.decode.make_state(Bucket(rows, 1)), r.prefill.make_state(Bucket(rows, max_num_tokens)))
@@ -51,7 +70,7 @@ class ModelRunner:
         self._graphs: dict[int, DecodeGraph] = {}
         #: captured sizes, ascending
         self.graph_sizes: tuple[int, ...] = ()
-        self._pending: tuple[SchedulerOutput, Tensor | None] | None = None
+        self._pending: tuple[SchedulerOutput, Tensor | None, PromptScores | None] | None = None
 
     def capture(self, sizes: Sequence[int]) -> None:
         """Capture a decode step at each of `sizes` rows, largest first so that they share one memory pool."""
@@ -65,37 +84,46 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> None:
         """Run a step as far as its logits."""
+        if output.new_requests:
+            self.sampler.add(output.new_requests)
+            self._scorer.add(output.new_requests)
         size = self._graph_size(output)
+        prompt: PromptScores | None = None
         if size is None:
             batch = self.batch.apply(output)
             self.plan(batch, self._eager_states)
-            logits: Tensor | None = None
-            if output.samples.any():
-                logits = self.forward(batch)
-            else:  # every row is amid its prompt
-                self.model(batch.input_ids, batch.positions)
+            hidden = self.model(batch.input_ids, batch.positions)
+            # Where every row is amid its prompt, none has logits.
+            logits = self._last_logits(batch, hidden) if output.samples.any() else None
+            if stretches := self._scorer.stretches(output):
+                prompt = self._scorer.score(stretches, output, hidden)
         else:
             graph = self._graphs[size]
             batch = self.batch.apply(output, padded_rows=size)
             self.plan(batch, graph.states)
             logits = graph.replay()[: output.num_rows]
         self.batch.advance(output)
-        self._pending = (output, logits)
+        self._pending = (output, logits, prompt)
 
     @torch.inference_mode()
-    def sample(self) -> tuple[SchedulerOutput, Tensor | None]:
-        """Sample the step that `execute` ran last: int64 ``[R]`` on the device, None if no row samples.
-
-        Ids of rows that do not sample are undefined.
-        """
+    def sample(self) -> StepResult:
+        """Sample the step that `execute` ran last."""
         if self._pending is None:
             raise ExecutorError("sample was called before execute_model")
-        (output, logits), self._pending = self._pending, None
+        (output, logits, prompt), self._pending = self._pending, None
         if logits is None:
-            return output, None
-        token_ids = sample(logits, self.batch.sampling_rows(output))
-        self.batch.store_sampled(output, token_ids)
-        return output, token_ids
+            return StepResult(output, None, None, prompt)
+        sampled = self.sampler.sample(
+            logits[:, : self._vocab_limit],
+            self.batch.sampling_rows(output),
+            output.slots,
+            output.samples,
+            lambda: self.batch.sampler_rows(output),
+        )
+        # A row left without a token ends with this step, but the step in flight behind it still reads its line.
+        stored = sampled.token_ids.clamp(min=0) if sampled.may_lack else sampled.token_ids
+        self.batch.store_sampled(output, stored)
+        return StepResult(output, sampled.token_ids, sampled.logprobs, prompt)
 
     # --- parts of a step, shared with capture --------------------------------------------------------------------------
 
@@ -111,10 +139,16 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> Tensor:
         """The model's logits at each row's last token, ``[R, V]``."""
-        hidden = self.model(batch.input_ids, batch.positions)
+        return self._last_logits(batch, self.model(batch.input_ids, batch.positions))
+
+    def _last_logits(self, batch: Batch, hidden: Tensor) -> Tensor:
         if batch.num_tokens != batch.num_rows:
             hidden = hidden[batch.logits_indices]
         return self.model.compute_logits(hidden)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Hidden states ``[n, d]`` to logits ``[n, V]`` of the ids that may be drawn."""
+        return self.model.compute_logits(hidden)[:, : self._vocab_limit]
 
     def _graph_size(self, output: SchedulerOutput) -> int | None:
         rows = output.num_rows

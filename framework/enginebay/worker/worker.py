@@ -7,9 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from enginebay.config import EngineConfig, ResolvedConfig
@@ -18,22 +16,20 @@ from enginebay.interfaces.attention import AttentionBackend, AttentionContext
 from enginebay.interfaces.batch import Bucket, torch_dtype
 from enginebay.interfaces.executor import KVCacheSpec
 from enginebay.interfaces.model import CausalLM
+from enginebay.interfaces.sampler import ProcessorContext
 from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
-from enginebay.plugins.records import LogitsProcessorRecord, Phase
+from enginebay.plugins.records import NoOptions, Phase
+from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
 from enginebay.worker.memory import CPU_SHARE, cuda_kv_bytes, host_memory_bytes
 from enginebay.worker.model_loader import ModelParts, load_model
 from enginebay.worker.model_runner import ModelRunner
+from enginebay.worker.processors import ProcessorPart, build_processors
 from enginebay.worker.profiling import profile_step
+from enginebay.worker.step_result import CopyingFuture, done
 
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessorPart:
-    """A logits processor to be built on each rank."""
-
-    record: LogitsProcessorRecord
-    options: BaseModel
+__all__ = ["DeviceWorker", "ProcessorPart", "WorkerSpec", "allocate_cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +44,8 @@ class WorkerSpec:
     attention: dict[Phase, tuple[Any, Any]]
     #: logits processors by plugins, in the order that they run
     processors: tuple[ProcessorPart, ...] = ()
+    #: ids from here on only pad the model's vocabulary and are never drawn; None: all ids may be
+    vocab_limit: int | None = None
 
 
 class DeviceWorker:
@@ -60,6 +58,7 @@ class DeviceWorker:
         self.device = torch.device(resolved.device, rank) if resolved.device == "cuda" else torch.device("cpu")
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
+        self._sampler: Sampler | None = None
         self._runtimes: tuple[AttentionRuntime, ...] = ()
         self._output_stream: torch.cuda.Stream | None = None
 
@@ -77,6 +76,7 @@ class DeviceWorker:
             )
             for index in range(len(self.spec.cache.groups))
         )
+        self._sampler = self._make_sampler()
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """What this rank's layers ask of the cache."""
@@ -110,18 +110,15 @@ class DeviceWorker:
         self._require_runner().execute(output)
 
     def sample(self) -> Future[ModelOutput]:
-        """Sample; the future completes when the ids are on the host, without holding up the next step's launch."""
-        output, token_ids = self._require_runner().sample()
-        num_sampled = output.samples.astype(np.int32)
-        if token_ids is None:
-            return _done(ModelOutput(np.zeros((output.num_rows, 1), dtype=np.int32), num_sampled))
-        if self._output_stream is None:
-            return _done(_to_output(token_ids, num_sampled))
-        return _CopyingFuture(token_ids, num_sampled, self._output_stream)
+        """Sample; the future completes when the result is on the host, without holding up the next step's launch."""
+        result = self._require_runner().sample()
+        if self._output_stream is None or (result.token_ids is None and result.prompt is None):
+            return done(result.to_host())
+        return CopyingFuture(result, self._output_stream)
 
     def shutdown(self) -> None:
         """Drop the model and the cache."""
-        self._runner = self._model = None
+        self._runner = self._model = self._sampler = None
         self._runtimes = ()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -155,6 +152,22 @@ class DeviceWorker:
         assert isinstance(backend, AttentionBackend)
         return backend
 
+    @property
+    def _vocab_limit(self) -> int:
+        size = int(self.spec.parts.hf_config.vocab_size)
+        return size if self.spec.vocab_limit is None else min(self.spec.vocab_limit, size)
+
+    def _make_sampler(self) -> Sampler:
+        config = self.spec.config
+        context = ProcessorContext(
+            vocab_size=self._vocab_limit,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=self.spec.resolved.max_model_len,
+            device=self.device,
+            options=NoOptions(),
+        )
+        return Sampler(context, build_processors(self.spec.processors, context), config.sampler.logprobs_mode)
+
     def _bind_cache(self, num_blocks: int) -> None:
         assert self._model is not None
         cache, resolved = self.spec.cache, self.spec.resolved
@@ -171,7 +184,16 @@ class DeviceWorker:
             num_groups=len(cache.groups),
             device=self.device,
         )
-        self._runner = ModelRunner(self._model, batch, self._runtimes, tokens)
+        assert self._sampler is not None
+        self._runner = ModelRunner(
+            self._model,
+            batch,
+            self._runtimes,
+            tokens,
+            sampler=self._sampler,
+            prompt_logits=self.spec.config.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
+            vocab_limit=self._vocab_limit,
+        )
 
 
 def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torch.device) -> Tensor:
@@ -198,36 +220,3 @@ def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torc
     canonical = stored.permute([cache.layout.axes.index(a) for a in sizes])
     canonical[0].zero_()
     return canonical
-
-
-def _to_output(token_ids: Tensor, num_sampled: Any) -> ModelOutput:
-    return ModelOutput(token_ids.to(torch.int32).unsqueeze(1).numpy(), num_sampled)
-
-
-def _done(output: ModelOutput) -> Future[ModelOutput]:
-    future: Future[ModelOutput] = Future()
-    future.set_result(output)
-    return future
-
-
-class _CopyingFuture(Future[ModelOutput]):
-    """Completes when sampled ids have arrived on the host; the copy runs beside the next step."""
-
-    def __init__(self, token_ids: Tensor, num_sampled: Any, stream: torch.cuda.Stream) -> None:
-        super().__init__()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._host = token_ids.to("cpu", non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(stream)
-        token_ids.record_stream(stream)
-        self._num_sampled = num_sampled
-
-    def done(self) -> bool:
-        """Whether `result` would return at once."""
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def result(self, timeout: float | None = None) -> ModelOutput:
-        """Wait for the ids."""
-        self._event.synchronize()
-        return _to_output(self._host, self._num_sampled)

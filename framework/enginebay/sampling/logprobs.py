@@ -1,0 +1,79 @@
+"""Log-probabilities on the device: the token that stands at a position, the likeliest ones, and the token's rank.
+
+It knows logits and token ids; what a request asks, and when, is known elsewhere.
+
+Shapes: ``n`` positions, ``V`` vocabulary, ``K`` likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from enginebay.interfaces.scheduler import TokenLogprobs
+
+#: of the model's own logits or of what remains to be drawn from; as log-probabilities or as logits
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+
+@dataclass(slots=True)
+class Scores:
+    """`TokenLogprobs` in tensors."""
+
+    #: int32 ``[n, 1 + K]``
+    token_ids: Tensor
+    #: float32 ``[n, 1 + K]``
+    values: Tensor
+    #: int32 ``[n]``
+    ranks: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Scores:
+        """These with each tensor put through `function`."""
+        return Scores(function(self.token_ids), function(self.values), function(self.ranks))
+
+    def to_host(self) -> TokenLogprobs:
+        """As arrays; the tensors must be on the host."""
+        return TokenLogprobs(self.token_ids.numpy(), self.values.numpy(), self.ranks.numpy())
+
+    @staticmethod
+    def join(parts: list[Scores]) -> Scores:
+        """Those of successive positions as one."""
+        return Scores(
+            torch.cat([part.token_ids for part in parts]),
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.ranks for part in parts]),
+        )
+
+
+def score(logits: Tensor, token_ids: Tensor, num_top: int, *, as_logits: bool) -> Scores:
+    """Score `token_ids` by the logits of their positions.
+
+    Parameters
+    ----------
+    logits
+        ``[n, V]``, any floating dtype; not modified.
+    token_ids
+        int64 ``[n]``, the token at each position; one outside the vocabulary (-1: none) counts as impossible.
+    num_top
+        ``K``: likeliest tokens wanted besides, at most ``V``; -1 wants all.
+    as_logits
+        Return the logits themselves instead of their log-softmax.
+    """
+    values = logits.float()
+    vocab = values.shape[1]
+    if not as_logits:
+        values = values.log_softmax(dim=-1)
+    known = (token_ids >= 0) & (token_ids < vocab)
+    own = values.gather(1, torch.where(known, token_ids, 0).unsqueeze(1))
+    own = torch.where(known.unsqueeze(1), own, -torch.inf)
+    ranks = (values >= own).sum(dim=1, dtype=torch.int32)
+    top = values.topk(vocab if num_top < 0 else min(num_top, vocab), dim=1)
+    return Scores(
+        torch.cat([token_ids.unsqueeze(1), top.indices], dim=1).to(torch.int32),
+        torch.cat([own, top.values], dim=1),
+        ranks,
+    )

@@ -1,0 +1,1 @@
+"""Built-in logits processors, one a file, over the interface that plugins use."""
