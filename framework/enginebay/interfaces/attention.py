@@ -67,6 +67,10 @@ class PlanState:
 class AttentionBackend(ABC):
     """One plan group's attention in one phase."""
 
+    #: on CPU, in the decode phase: whether `attend` computes with `enginebay.kernels` alone and `plan` does nothing, so that
+    #: a step's kernel calls may be recorded and run again (`enginebay.kernels.cpu.recording`)
+    replayable: bool = False
+
     def __init__(self, context: AttentionContext) -> None:
         self.context = context
 

@@ -115,6 +115,9 @@ class CausalLM(nn.Module, ABC):
     ``(hidden, residual)`` whose sum is the layer's output.
     """
 
+    #: whether everything after `embed` is made of the layers of `Build` and `enginebay.kernels`, so that on CPU a step's
+    #: kernel calls may be recorded and run again (`enginebay.kernels.cpu.recording`)
+    replayable: bool = False
     #: how the checkpoint's names differ from the model's; an instance may set its own
     weight_map: WeightMap = WeightMap()
 

@@ -169,6 +169,10 @@ class WeightSpec:
 class LinearMethod(ABC):
     """How a linear layer keeps and applies its weights, which `layer` holds as parameters of their names."""
 
+    #: on CPU: whether `apply` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may be
+    #: recorded and run again (`enginebay.kernels.cpu.recording`)
+    replayable: bool = False
+
     @abstractmethod
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:
         """The tensors to load, by the last segment of their checkpoint name. The bias is the core's."""
@@ -193,6 +197,10 @@ class LinearMethod(ABC):
 
 class EmbeddingMethod(ABC):
     """How a token embedding or an output head keeps its rows; a tied one serves as both."""
+
+    #: on CPU: whether `logits` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may be
+    #: recorded and run again (`enginebay.kernels.cpu.recording`)
+    replayable: bool = False
 
     @abstractmethod
     def weights(self, layer: LayerInfo) -> dict[str, WeightSpec]:

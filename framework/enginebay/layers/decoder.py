@@ -23,6 +23,8 @@ __all__ = ["DecoderLM", "DecoderOptions", "layer_windows"]
 class DecoderLM(CausalLM):
     """Embedding, decoder layers, final norm and head, under the names that Llama's checkpoints use."""
 
+    replayable = True
+
     def __init__(self, config: Any, build: Build, options: DecoderOptions) -> None:
         super().__init__(config, build)
         if options.windows and len(options.windows) != config.num_hidden_layers:

@@ -29,6 +29,8 @@ class PlainEmbedding(EmbeddingMethod):
     A tied matrix then exists twice where the packed order does not let rows be read: rows to look up, and packed.
     """
 
+    replayable = True
+
     def __init__(self) -> None:
         self._packed: PackedMatrix | None = None
         self._has_rows = True

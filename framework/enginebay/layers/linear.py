@@ -19,6 +19,8 @@ from enginebay.layers.weights import WeightModule
 class PlainLinear(LinearMethod):
     """Weights in the compute dtype; on CPU packed once loaded, in place of the parameter. One instance a layer."""
 
+    replayable = True
+
     def __init__(self) -> None:
         self._packed: PackedMatrix | None = None
 

@@ -19,6 +19,7 @@ from enginebay.interfaces.scheduler import SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
 from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
+from enginebay.worker.cpu_replay import DecodeReplays
 from enginebay.worker.cuda_graphs import DecodeGraph
 from enginebay.worker.prompt_scorer import PromptScorer
 from enginebay.worker.step_result import PromptScores, StepResult
@@ -68,6 +69,7 @@ class ModelRunner:
             for r in self.runtimes
         )
         self._graphs: dict[int, DecodeGraph] = {}
+        self._replays = DecodeReplays(model, self.runtimes) if batch.device.type == "cpu" else None
         #: captured sizes, ascending
         self.graph_sizes: tuple[int, ...] = ()
         self._pending: tuple[SchedulerOutput, Tensor | None, PromptScores | None] | None = None
@@ -92,11 +94,13 @@ class ModelRunner:
         if size is None:
             batch = self.batch.apply(output)
             self.plan(batch, self._eager_states)
-            hidden = self.model(batch.input_ids, batch.positions)
-            # Where every row is amid its prompt, none has logits.
-            logits = self._last_logits(batch, hidden) if output.samples.any() else None
-            if stretches := self._scorer.stretches(output):
-                prompt = self._scorer.score(stretches, output, hidden)
+            logits = None if self._replays is None or batch.prefill is not None else self._replays.logits(batch)
+            if logits is None:
+                hidden = self.model(batch.input_ids, batch.positions)
+                # Where every row is amid its prompt, none has logits.
+                logits = self._last_logits(batch, hidden) if output.samples.any() else None
+                if stretches := self._scorer.stretches(output):
+                    prompt = self._scorer.score(stretches, output, hidden)
         else:
             graph = self._graphs[size]
             batch = self.batch.apply(output, padded_rows=size)

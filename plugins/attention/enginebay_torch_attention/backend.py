@@ -48,6 +48,7 @@ class TorchAttention(AttentionBackend):
             and context.dtype == context.kv_dtype
             and decodes(context.device.type, context.dtype)
         )
+        self.replayable = self._reads_cache_in_place
 
     def make_state(self, bucket: Bucket) -> TorchPlanState:
         """A captured bucket's groups and buffers are fixed here, for max_model_len keys a row."""
@@ -104,7 +105,6 @@ class TorchAttention(AttentionBackend):
                 scale=spec.scale,
                 window=spec.window,
                 soft_cap=spec.soft_cap,
-                max_seq_len=batch.max_seq_len,
                 lse=lse,
             )
             return

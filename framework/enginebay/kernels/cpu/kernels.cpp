@@ -103,7 +103,11 @@ void rope_and_cache(T* states, int64_t token_stride, const int64_t* positions, c
   }
 }
 
+// Multiply-adds below which waking a second thread costs more than it saves; as ops.py has it.
+constexpr int64_t kParallelWork = 40000;
+
 struct Decode {
+  int64_t is_bf16;
   const void* query;
   int64_t q_token;
   const void* cache;
@@ -115,7 +119,8 @@ struct Decode {
   int64_t o_token;
   float* lse;
   int64_t rows, heads, kv_heads, d, block, window;
-  float scale, soft_cap;
+  double scale, soft_cap;
+  int64_t threads;
 };
 
 // Sixteen floats; the compiler lowers them to what the processor has.
@@ -240,14 +245,14 @@ void attend_head(const Decode& a, const Products<T>& products, int64_t row, int6
   scratch.resize(group * (keys + 2 * d));
   float *query = scratch.data(), *acc = query + group * d, *scores = acc + group * d;
   const T* q = static_cast<const T*>(a.query) + row * a.q_token + head * group * d;
-  for (int64_t i = 0; i < group * d; ++i) query[i] = load(q[i]) * a.scale;
+  for (int64_t i = 0; i < group * d; ++i) query[i] = load(q[i]) * float(a.scale);
   const T* base = static_cast<const T*>(a.cache) + head * a.s_head;
   const int32_t* table = a.table + row * a.t_row;
   products.score(query, base, table, a, first, keys, scores);
   for (int64_t g = 0; g < group; ++g) {
     float* s = scores + g * keys;
-    if (a.soft_cap > 0.0f)
-      for (int64_t j = 0; j < keys; ++j) s[j] = a.soft_cap * std::tanh(s[j] / a.soft_cap);
+    if (const float cap = float(a.soft_cap); cap > 0.0f)
+      for (int64_t j = 0; j < keys; ++j) s[j] = cap * std::tanh(s[j] / cap);
     float highest = s[0], sum = 0.0f;
 #pragma omp simd reduction(max : highest)
     for (int64_t j = 0; j < keys; ++j) highest = s[j] > highest ? s[j] : highest;
@@ -277,48 +282,85 @@ void attend(const Decode& a, int threads) {
   }
 }
 
+// Every function takes one argument, a packed row of 8-byte fields, so that a call is a pointer and an address: recording.py
+// keeps such pairs and eb_replay runs a whole step of them.
+
 }  // namespace
 
 extern "C" {
 
-void eb_rms_norm(int is_bf16, const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t d,
-                 float eps, int threads) {
-  if (is_bf16)
-    rms_norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, d, eps, threads);
+struct NormArgs {
+  int64_t is_bf16;
+  const void* x;
+  void* residual;
+  const void* weight;
+  void* out;
+  int64_t rows, d;
+  double eps;
+  int64_t threads;
+};
+
+void eb_rms_norm(const NormArgs* a) {
+  if (a->is_bf16)
+    rms_norm((const bf16*)a->x, (bf16*)a->residual, (const bf16*)a->weight, (bf16*)a->out, a->rows, a->d, a->eps,
+             a->threads);
   else
-    rms_norm((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, d, eps, threads);
+    rms_norm((const float*)a->x, (float*)a->residual, (const float*)a->weight, (float*)a->out, a->rows, a->d, a->eps,
+             a->threads);
 }
 
-void eb_silu_mul(int is_bf16, const void* gate_up, void* out, int64_t rows, int64_t f, int threads) {
-  if (is_bf16)
-    silu_mul((const bf16*)gate_up, (bf16*)out, rows, f, threads);
+struct SiluArgs {
+  int64_t is_bf16;
+  const void* gate_up;
+  void* out;
+  int64_t rows, f, threads;
+};
+
+void eb_silu_mul(const SiluArgs* a) {
+  if (a->is_bf16)
+    silu_mul((const bf16*)a->gate_up, (bf16*)a->out, a->rows, a->f, a->threads);
   else
-    silu_mul((const float*)gate_up, (float*)out, rows, f, threads);
+    silu_mul((const float*)a->gate_up, (float*)a->out, a->rows, a->f, a->threads);
 }
 
-void eb_rope_and_cache(int is_bf16, void* states, int64_t token_stride, const int64_t* positions, const void* table,
-                       int64_t rotated, const int64_t* slots, void* cache, int64_t s_block, int64_t s_kv,
-                       int64_t s_token, int64_t s_head, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d,
-                       int64_t block, int threads) {
-  if (is_bf16)
-    rope_and_cache((bf16*)states, token_stride, positions, (const bf16*)table, rotated, slots, (bf16*)cache, s_block,
-                   s_kv, s_token, s_head, tokens, heads, kv_heads, d, block, threads);
+struct RopeArgs {
+  int64_t is_bf16;
+  void* states;
+  int64_t token_stride;
+  const int64_t* positions;
+  const void* table;
+  int64_t rotated;
+  const int64_t* slots;
+  void* cache;
+  int64_t s_block, s_kv, s_token, s_head, tokens, heads, kv_heads, d, block, threads;
+};
+
+void eb_rope_and_cache(const RopeArgs* a) {
+  if (a->is_bf16)
+    rope_and_cache((bf16*)a->states, a->token_stride, a->positions, (const bf16*)a->table, a->rotated, a->slots,
+                   (bf16*)a->cache, a->s_block, a->s_kv, a->s_token, a->s_head, a->tokens, a->heads, a->kv_heads, a->d,
+                   a->block, a->threads);
   else
-    rope_and_cache((float*)states, token_stride, positions, (const float*)table, rotated, slots, (float*)cache, s_block,
-                   s_kv, s_token, s_head, tokens, heads, kv_heads, d, block, threads);
+    rope_and_cache((float*)a->states, a->token_stride, a->positions, (const float*)a->table, a->rotated, a->slots,
+                   (float*)a->cache, a->s_block, a->s_kv, a->s_token, a->s_head, a->tokens, a->heads, a->kv_heads, a->d,
+                   a->block, a->threads);
 }
 
-void eb_decode_attention(int is_bf16, const void* query, int64_t q_token, const void* cache, int64_t s_block,
-                         int64_t s_kv, int64_t s_token, int64_t s_head, const int32_t* table, int64_t t_row,
-                         const int32_t* seq_lens, void* out, int64_t o_token, float* lse, int64_t rows, int64_t heads,
-                         int64_t kv_heads, int64_t d, int64_t block, int64_t window, float scale, float soft_cap,
-                         int threads) {
-  const Decode a{query, q_token, cache, s_block, s_kv, s_token, s_head, table, t_row, seq_lens, out, o_token,
-                 lse, rows, heads, kv_heads, d, block, window, scale, soft_cap};
-  if (is_bf16)
-    attend<bf16>(a, threads);
+void eb_decode_attention(const Decode* a) {
+  // The keys of this step, not of the one that was recorded, say whether a second thread pays.
+  int64_t keys = 0;
+  for (int64_t row = 0; row < a->rows; ++row)
+    keys += a->window && a->seq_lens[row] > a->window ? a->window : a->seq_lens[row];
+  const int threads = keys * a->heads * a->d > kParallelWork ? a->threads : 1;
+  if (a->is_bf16)
+    attend<bf16>(*a, threads);
   else
-    attend<float>(a, threads);
+    attend<float>(*a, threads);
+}
+
+// count pairs of a function and its arguments, run in order.
+void eb_replay(void (*const* functions)(const void*), const void* const* arguments, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) functions[i](arguments[i]);
 }
 
 }  // extern "C"

@@ -36,29 +36,11 @@ FLAGS = (
     "-fPIC",
 )
 
-_INT, _LONG, _FLOAT, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-#: argument types of each function, as the sources declare them
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    "eb_rms_norm": (_INT, *[_ADDRESS] * 4, _LONG, _LONG, _FLOAT, _INT),
-    "eb_silu_mul": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _INT),
-    "eb_linear_supported": (),
-    "eb_linear": (_ADDRESS, _LONG, *[_ADDRESS] * 3, *[_LONG] * 4, _INT),
-    "eb_rope_and_cache": (
-        *(_INT, _ADDRESS, _LONG, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
-        *([_LONG] * 9),
-        _INT,
-    ),
-    "eb_decode_attention": (
-        *(_INT, _ADDRESS, _LONG, _ADDRESS, *[_LONG] * 4),
-        *(_ADDRESS, _LONG, _ADDRESS, _ADDRESS, _LONG, _ADDRESS),
-        *([_LONG] * 6),
-        *(_FLOAT, _FLOAT, _INT),
-    ),
+#: arguments and result of the functions that are not called through `ops.Kernel`, whose one argument is an address
+SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "eb_linear_supported": ((), ctypes.c_int),
+    "eb_replay": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
 }
-
-
-#: functions that return an int
-_ANSWERS = frozenset({"eb_linear_supported"})
 
 
 @functools.cache
@@ -84,9 +66,9 @@ def library() -> ctypes.CDLL | None:
             said or error,
         )
         return None
-    for name, arguments in SIGNATURES.items():
+    for name, (arguments, result) in SIGNATURES.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = arguments, _INT if name in _ANSWERS else None
+        function.argtypes, function.restype = arguments, result
     return found
 
 

@@ -84,21 +84,29 @@ int eb_linear_supported() {
 
 // x [rows, inputs] (inputs even, row stride ldx), panels [ceil(outputs / 32), inputs / 2, 32, 2], bias [outputs rounded up to
 // 32] or null, out [rows, outputs] (row stride ldo).
-void eb_linear(const uint16_t* x, int64_t ldx, const uint16_t* panels, const uint16_t* bias, uint16_t* out, int64_t ldo,
-               int64_t rows, int64_t outputs, int64_t inputs, int threads) {
+struct LinearArgs {
+  const uint16_t* x;
+  int64_t ldx;
+  const uint16_t *panels, *bias;
+  uint16_t* out;
+  int64_t ldo, rows, outputs, inputs, threads;
+};
+
+void eb_linear(const LinearArgs* args) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-  const int64_t count = (outputs + PANEL - 1) / PANEL, pairs = inputs / 2;
-  const int64_t blocks = (rows + ROWS - 1) / ROWS, block = blocks ? (rows + blocks - 1) / blocks : 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+  const LinearArgs a = *args;
+  const int64_t count = (a.outputs + PANEL - 1) / PANEL, pairs = a.inputs / 2;
+  const int64_t blocks = (a.rows + ROWS - 1) / ROWS, block = blocks ? (a.rows + blocks - 1) / blocks : 1;
+#pragma omp parallel num_threads(a.threads) if (a.threads > 1)
   {
     const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();
     for (int64_t p = count * rank / team; p < count * (rank + 1) / team; ++p) {
-      const int64_t left = outputs - p * PANEL;
+      const int64_t left = a.outputs - p * PANEL;
       const uint32_t mask = left >= PANEL ? 0xffffffffu : (1u << left) - 1;
-      for (int64_t m = 0; m < rows; m += block)
-        PRODUCTS[rows - m < block ? rows - m : block](x + m * ldx, ldx, panels + p * pairs * 2 * PANEL, pairs,
-                                                      bias ? bias + p * PANEL : nullptr, out + m * ldo + p * PANEL, ldo,
-                                                      mask);
+      const bf16* bias = a.bias ? a.bias + p * PANEL : nullptr;
+      for (int64_t m = 0; m < a.rows; m += block)
+        PRODUCTS[a.rows - m < block ? a.rows - m : block](a.x + m * a.ldx, a.ldx, a.panels + p * pairs * 2 * PANEL,
+                                                          pairs, bias, a.out + m * a.ldo + p * PANEL, a.ldo, mask);
     }
   }
 #endif

@@ -9,11 +9,15 @@ Shapes: ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``R`` 
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from enginebay.kernels.cpu.library import library
+from enginebay.kernels.cpu.recording import Recording
 
 _DTYPES = (torch.bfloat16, torch.float32)
 #: multiply-adds below which waking a second thread costs more than it saves
@@ -36,14 +40,47 @@ def decodes(device_type: str, dtype: torch.dtype) -> bool:
     return device_type == "cpu" and dtype in _DTYPES and library() is not None
 
 
-def _library() -> ctypes.CDLL:
-    found = library()
-    assert found is not None  # `usable` said so
-    return found
-
-
 def _threads(work: int) -> int:
     return torch.get_num_threads() if work > _PARALLEL_WORK else 1
+
+
+class Kernel:
+    """A compiled function. Its arguments travel as one packed row of 8-byte fields, as the C structure has them.
+
+    Parameters
+    ----------
+    name
+        The function.
+    fields
+        A letter each, as `struct` has them: ``P`` address (0: none), ``q`` integer, ``d`` float.
+    """
+
+    def __init__(self, name: str, fields: str) -> None:
+        self._name = name
+        self._pack = struct.Struct(fields).pack
+
+    @functools.cached_property
+    def _entry(self) -> tuple[Callable[[bytes], None], int]:
+        found = library()
+        assert found is not None  # `usable` said so
+        function = getattr(found, self._name)
+        function.argtypes, function.restype = (ctypes.c_char_p,), None
+        return function, ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def __call__(self, *values: float) -> None:
+        """Run it, and keep the call where a recording is active."""
+        function, address = self._entry
+        arguments = self._pack(*values)
+        if Recording.active is not None:
+            Recording.active.add(address, arguments)
+        function(arguments)
+
+
+_RMS_NORM = Kernel("eb_rms_norm", "qPPPPqqdq")
+_SILU_MUL = Kernel("eb_silu_mul", "qPPqqq")
+_LINEAR = Kernel("eb_linear", "PqPPPqqqqq")
+_ROPE_AND_CACHE = Kernel("eb_rope_and_cache", "qPqPPqPP10q")
+_DECODE_ATTENTION = Kernel("eb_decode_attention", "qPqP4qPqPPqP6qddq")
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -51,10 +88,10 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     width = x.shape[-1]
     rows = x.numel() // width
     out = torch.empty_like(x)
-    _library().eb_rms_norm(
+    _RMS_NORM(
         x.dtype == torch.bfloat16,
         x.data_ptr(),
-        None if residual is None else residual.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
         rows,
@@ -80,11 +117,11 @@ def linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tens
         x = x.contiguous()
     rows, inputs = x.shape
     out = x.new_empty(rows, outputs)
-    _library().eb_linear(
+    _LINEAR(
         x.data_ptr(),
         x.stride(0),
         panels.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
         outputs,
         rows,
@@ -99,7 +136,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """``[T, 2F]`` contiguous to ``[T, F]``."""
     rows, both = gate_up.shape
     out = gate_up.new_empty(rows, both // 2)
-    _library().eb_silu_mul(
+    _SILU_MUL(
         gate_up.dtype == torch.bfloat16,
         gate_up.data_ptr(),
         out.data_ptr(),
@@ -119,12 +156,12 @@ def rope_and_cache(
     cache ``[blocks, 2, block, K, D]``.
     """
     tokens, all_heads, head_dim = states.shape
-    _library().eb_rope_and_cache(
+    _ROPE_AND_CACHE(
         states.dtype == torch.bfloat16,
         states.data_ptr(),
         states.stride(0),
         positions.data_ptr(),
-        None if table is None else table.data_ptr(),
+        0 if table is None else table.data_ptr(),
         0 if table is None else table.shape[-1],
         slot_mapping.data_ptr(),
         cache.data_ptr(),
@@ -148,7 +185,6 @@ def decode_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    max_seq_len: int,
     lse: Tensor | None = None,
 ) -> None:
     """One query token a row over its cached tokens, read through the block table.
@@ -162,8 +198,7 @@ def decode_attention(
         query = query.contiguous()
     if out.stride()[1:] != (head_dim, 1) or (lse is not None and not lse.is_contiguous()):
         raise ValueError(f"out and lse need contiguous heads, not strides {out.stride()}")
-    keys = max_seq_len if window is None else min(max_seq_len, window)
-    _library().eb_decode_attention(
+    _DECODE_ATTENTION(
         query.dtype == torch.bfloat16,
         query.data_ptr(),
         query.stride(0),
@@ -174,7 +209,7 @@ def decode_attention(
         seq_lens.data_ptr(),
         out.data_ptr(),
         out.stride(0),
-        None if lse is None else lse.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
         rows,
         heads,
         cache.shape[3],
@@ -183,5 +218,5 @@ def decode_attention(
         window or 0,
         scale,
         soft_cap or 0.0,
-        _threads(rows * heads * keys * head_dim),
+        torch.get_num_threads(),
     )
