@@ -20,6 +20,7 @@ from torch import Tensor
 from enginebay.interfaces.sampler import LogitsProcessor, ProcessorContext, SamplerRows
 from enginebay.interfaces.scheduler import BoolArray, Int32Array, NewRequest
 from enginebay.kernels.transfer import to_device
+from enginebay.kernels.argmax import argmax
 from enginebay.plugins.records import SamplerStage
 from enginebay.sampling.logprobs import LogprobsMode, Scores, score
 from enginebay.sampling.processors.allowed import AllowedTokens
@@ -164,7 +165,7 @@ class Sampler:
         logits = logits.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
         for processor, mask in first:
             step.apply(processor, logits, mask)
-        greedy = logits.argmax(dim=-1)
+        greedy = argmax(logits)
         forbidden = logits.gather(1, greedy.unsqueeze(1)).squeeze(1) == -torch.inf
         if rows.all_greedy:
             return torch.where(forbidden, NO_TOKEN_LEFT, greedy), logits

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from enginebay.kernels.argmax import argmax
 from enginebay.sampling.random import gumbel
 
 
@@ -53,7 +54,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     -------
     int64 ``[R]``.
     """
-    greedy = logits.argmax(dim=-1)
+    greedy = argmax(logits)
     if rows.all_greedy:
         return greedy
     scaled, _ = scale(logits, rows, greedy)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from enginebay.kernels.activation import silu_mul
+from enginebay.kernels.argmax import argmax
 from enginebay.kernels.cpu import ops
 from enginebay.kernels.cpu.library import library
 from enginebay.kernels.norm import add_rms_norm, rms_norm
@@ -98,3 +100,27 @@ def test_what_the_kernels_do_not_take_goes_to_the_twin() -> None:
     assert not ops.usable(x.to("meta"))
     strided = torch.randn(4, 16)[:, ::2]
     close(rms_norm(strided, torch.ones(8), 1e-5), rms_norm(strided.contiguous(), torch.ones(8), 1e-5))
+
+
+@given(
+    rows=st.integers(1, 9),
+    width=st.integers(1, 300),
+    dtype=DTYPES,
+    values=st.sampled_from(["spread", "ties", "-inf", "nan"]),
+    seed=st.integers(0, 99),
+)
+def test_argmax_is_the_first_of_the_largest(rows: int, width: int, dtype: torch.dtype, values: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(rows, width + 3).to(dtype)
+    if values == "ties":
+        x = x.round()
+    elif values == "-inf":
+        x[:, 1:] = -torch.inf
+    elif values == "nan":
+        x[torch.rand_like(x, dtype=torch.float32) < 0.1] = torch.nan
+    x = x[:, :width]  # rows with gaps between them
+    assert ops.usable(x)
+    wanted = [
+        max(range(width), key=lambda i: (math.isnan(row[i]), 0 if math.isnan(row[i]) else row[i])) for row in x.tolist()
+    ]
+    assert argmax(x).tolist() == wanted

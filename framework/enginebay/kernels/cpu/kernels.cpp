@@ -106,6 +106,29 @@ void rope_and_cache(T* states, int64_t token_stride, const int64_t* positions, c
 // Multiply-adds below which waking a second thread costs more than it saves; as ops.py has it.
 constexpr int64_t kParallelWork = 40000;
 
+// The first index of each row's largest value; a NaN counts as the largest, as in torch.
+template <typename T>
+void argmax(const T* x, int64_t ldx, int64_t* out, int64_t rows, int64_t n, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* in = x + row * ldx;
+    float highest = -INFINITY;
+    int nans = 0;
+#pragma omp simd reduction(max : highest) reduction(| : nans)
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = load(in[i]);
+      nans |= value != value;
+      highest = value > highest ? value : highest;
+    }
+    int64_t i = 0;
+    if (nans)
+      while (load(in[i]) == load(in[i])) ++i;
+    else
+      while (load(in[i]) != highest) ++i;
+    out[row] = i;
+  }
+}
+
 struct Decode {
   int64_t is_bf16;
   const void* query;
@@ -321,6 +344,21 @@ void eb_silu_mul(const SiluArgs* a) {
     silu_mul((const bf16*)a->gate_up, (bf16*)a->out, a->rows, a->f, a->threads);
   else
     silu_mul((const float*)a->gate_up, (float*)a->out, a->rows, a->f, a->threads);
+}
+
+struct ArgmaxArgs {
+  int64_t is_bf16;
+  const void* x;
+  int64_t ldx;
+  int64_t* out;
+  int64_t rows, n, threads;
+};
+
+void eb_argmax(const ArgmaxArgs* a) {
+  if (a->is_bf16)
+    argmax((const bf16*)a->x, a->ldx, a->out, a->rows, a->n, a->threads);
+  else
+    argmax((const float*)a->x, a->ldx, a->out, a->rows, a->n, a->threads);
 }
 
 struct RopeArgs {

@@ -78,6 +78,7 @@ class Kernel:
 
 _RMS_NORM = Kernel("eb_rms_norm", "qPPPPqqdq")
 _SILU_MUL = Kernel("eb_silu_mul", "qPPqqq")
+_ARGMAX = Kernel("eb_argmax", "qPqPqqq")
 _LINEAR = Kernel("eb_linear", "PqPPPqqqqq")
 _ROPE_AND_CACHE = Kernel("eb_rope_and_cache", "qPqPPqPP10q")
 _DECODE_ATTENTION = Kernel("eb_decode_attention", "qPqP4qPqPPqP6qddq")
@@ -143,6 +144,22 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         rows,
         both // 2,
         _threads(rows * both) if rows > 1 else 1,
+    )
+    return out
+
+
+def argmax(x: Tensor) -> Tensor:
+    """``[R, n]`` with at least one column to the first index of each row's largest value, int64 ``[R]``."""
+    rows, n = x.shape
+    out = torch.empty(rows, dtype=torch.int64)
+    _ARGMAX(
+        x.dtype == torch.bfloat16,
+        x.data_ptr(),
+        x.stride(0),
+        out.data_ptr(),
+        rows,
+        n,
+        _threads(rows * n) if rows > 1 else 1,
     )
     return out
 
