@@ -306,6 +306,26 @@ def test_sampling_rows_follow_the_slots() -> None:
         assert rows.output_index.tolist() == [1]
 
 
+def test_logits_processors_see_prompt_outputs_and_counts() -> None:
+    """Tokens that only the device knows included, padding left out."""
+    account = Account()
+    account.enter(2, [5, 6, 7])
+    account.enter(0, [8])
+    output = account.output({2: 3, 0: 1})
+    account.batch.apply(output)
+    account.finish(output, [41, 40])  # rows are in the order of slots
+    output = account.output({2: 1, 0: 1})
+    account.batch.apply(output, padded_rows=4)
+    rows = account.batch.sampler_rows(output)
+    assert rows.slots.tolist() == rows.slots_host.tolist() == [0, 2]
+    assert rows.output_index.tolist() == rows.output_index_host.tolist() == [1, 1]
+    assert rows.num_tokens.tolist() == [2, 4]
+    assert rows.num_prompt_tokens.tolist() == [1, 3]
+    assert rows.max_num_tokens == 4
+    assert rows.token_ids[0, :2].tolist() == [8, 41]
+    assert rows.token_ids[2, :4].tolist() == [5, 6, 7, 40]
+
+
 def test_views_keep_their_addresses() -> None:
     """A captured graph finds the same buffers again."""
     account = Account()

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from enginebay.interfaces.sampler import LogitsProcessor, ProcessorContext, SamplerRows
 from enginebay.interfaces.scheduler import BoolArray, Int32Array, NewRequest
-from enginebay.kernels.transfer import to_device
 from enginebay.kernels.argmax import argmax
+from enginebay.kernels.transfer import to_device
 from enginebay.plugins.records import SamplerStage
 from enginebay.sampling.logprobs import LogprobsMode, Scores, score
 from enginebay.sampling.processors.allowed import AllowedTokens
@@ -90,13 +90,18 @@ class Sampler:
         plugins: Sequence[StagedProcessor] = (),
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
-        everything = (*(StagedProcessor(make(context)) for make in BUILT_IN), *plugins)
+        built_in = tuple(StagedProcessor(make(context)) for make in BUILT_IN)
+        everything = (*built_in, *plugins)
         self._all = tuple(staged.processor for staged in everything)
         self._logits = tuple(staged for staged in everything if staged.stage == "logits")
         self._scaled = tuple(staged for staged in everything if staged.stage == "scaled")
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._processed = logprobs_mode in ("processed_logprobs", "processed_logits")
         self._greedy = np.ones(context.max_num_seqs, dtype=np.bool_)
+        # Whether a slot needs a built-in processor or log-probabilities: one look tells a step that asks nothing.
+        self._asks = np.zeros(context.max_num_seqs, dtype=np.bool_)
+        self._built_in = tuple(staged.processor for staged in built_in)
+        self._has_plugins = bool(plugins)
         self._num_logprobs = np.full(context.max_num_seqs, _NONE_ASKED, dtype=np.int32)
 
     def add(self, requests: Sequence[NewRequest]) -> None:
@@ -107,6 +112,11 @@ class Sampler:
             self._num_logprobs[request.slot] = _NONE_ASKED if wanted is None else wanted
         for processor in self._all:
             processor.add(requests)
+        for request in requests:
+            slot = np.array([request.slot], dtype=np.int32)
+            self._asks[request.slot] = request.params.logprobs is not None or any(
+                processor.applies_to(slot) for processor in self._built_in
+            )
 
     def sample(
         self, logits: Tensor, rows: SamplingRows, slots: Int32Array, samples: BoolArray, view: Callable[[], SamplerRows]
@@ -126,6 +136,8 @@ class Sampler:
         view
             Makes the rows as processors see them; called only if one applies.
         """
+        if not self._has_plugins and not self._asks[slots].any():
+            return Sampled(sample(logits, rows), None, False)
         drawn = samples & ~self._greedy[slots]
         first = self._applying(self._logits, slots, samples, drawn)
         second = self._applying(self._scaled, slots, samples, drawn)
