@@ -169,8 +169,8 @@ class WeightSpec:
 class LinearMethod(ABC):
     """How a linear layer keeps and applies its weights, which `layer` holds as parameters of their names."""
 
-    #: on CPU: whether `apply` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may be
-    #: recorded and run again (`enginebay.kernels.cpu.recording`)
+    #: on CPU: whether `apply` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may
+    #: be recorded and run again (`enginebay.kernels.cpu.recording`)
     replayable: bool = False
 
     @abstractmethod
@@ -198,8 +198,8 @@ class LinearMethod(ABC):
 class EmbeddingMethod(ABC):
     """How a token embedding or an output head keeps its rows; a tied one serves as both."""
 
-    #: on CPU: whether `logits` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may be
-    #: recorded and run again (`enginebay.kernels.cpu.recording`)
+    #: on CPU: whether `logits` computes with torch operators and `enginebay.kernels` alone, so that a step's kernel calls may
+    #: be recorded and run again (`enginebay.kernels.cpu.recording`)
     replayable: bool = False
 
     @abstractmethod

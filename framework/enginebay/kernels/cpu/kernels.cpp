@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -44,21 +47,98 @@ inline float fast_exp(float x) {
   return p * scale;
 }
 
+// Sixteen floats; the compiler lowers them to what the processor has.
+typedef float Vec __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint16_t Half __attribute__((vector_size(32)));
+typedef int32_t Mask __attribute__((vector_size(64)));
+typedef int Lanes __attribute__((vector_size(64)));
+constexpr int kLanes = 16;
+
+inline Vec load_vec(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline Vec load_vec(const bf16* p) {
+  Half h;
+  std::memcpy(&h, p, sizeof h);
+  return (Vec)(__builtin_convertvector(h, Bits) << 16);
+}
+inline void store_vec(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+inline void store_vec(bf16* p, Vec v) {  // as store
+  const Bits bits = (Bits)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Half h = __builtin_convertvector(v == v ? rounded : rounded * 0 + 0x7fc0, Half);
+  std::memcpy(p, &h, sizeof h);
+}
+inline Vec splat(float x) { return x - Vec{}; }
+inline float sum_lanes(Vec v) {
+  v += __builtin_shuffle(v, Lanes{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+  v += __builtin_shuffle(v, Lanes{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+  v += __builtin_shuffle(v, Lanes{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+  return v[0] + v[1];
+}
+
+// Lane i of the result is the sum of v[i]'s lanes: each round adds halves and so packs twice as many sums into a vector.
+//
+//     v[0] a a a a   v[1] b b b b   ->   a a b b   ->   a b c d
+//     v[2] c c c c   v[3] d d d d        c c d d
+inline Vec sums(Vec* v) {
+  for (int i = 0; i < 8; ++i)
+    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}) +
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
+  for (int i = 0; i < 4; ++i)
+    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}) +
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31});
+  for (int i = 0; i < 2; ++i)
+    v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29}) +
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], Lanes{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
+  return __builtin_shuffle(v[0], v[1], Lanes{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}) +
+         __builtin_shuffle(v[0], v[1], Lanes{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
+}
+
+// fast_exp of sixteen.
+inline Vec exp_vec(Vec x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  const Lanes whole = __builtin_convertvector(x * 1.44269504f + (x < 0.0f ? splat(-0.5f) : splat(0.5f)), Lanes);
+  const Vec n = __builtin_convertvector(whole, Vec);
+  Vec r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * (Vec)((Bits)(whole + 127) << 23);
+}
+
 template <typename T>
 void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t d, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; ++row) {
     const T* in = x + row * d;
-    if (residual) {
-      T* sum = residual + row * d;
-      for (int64_t i = 0; i < d; ++i) store(sum + i, load(sum[i]) + load(in[i]));
-      in = sum;
+    T *sum = residual ? residual + row * d : nullptr, *to = out + row * d;
+    Vec squares = {};
+    float rest = 0.0f;
+    int64_t i = 0;
+    for (; i + kLanes <= d; i += kLanes) {
+      Vec value = load_vec(in + i);
+      if (sum) {
+        store_vec(sum + i, value + load_vec(sum + i));
+        value = load_vec(sum + i);
+      }
+      squares += value * value;
     }
-    float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < d; ++i) squares += load(in[i]) * load(in[i]);
-    const float inverse = 1.0f / std::sqrt(squares / float(d) + eps);
-    for (int64_t i = 0; i < d; ++i) store(out + row * d + i, load(in[i]) * inverse * load(weight[i]));
+    for (; i < d; ++i) {
+      if (sum) store(sum + i, load(sum[i]) + load(in[i]));
+      const float value = load(sum ? sum[i] : in[i]);
+      rest += value * value;
+    }
+    const float inverse = 1.0f / std::sqrt((sum_lanes(squares) + rest) / float(d) + eps);
+    if (sum) in = sum;
+    for (i = 0; i + kLanes <= d; i += kLanes) store_vec(to + i, load_vec(in + i) * inverse * load_vec(weight + i));
+    for (; i < d; ++i) store(to + i, load(in[i]) * inverse * load(weight[i]));
   }
 }
 
@@ -67,10 +147,15 @@ void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t f, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; ++row) {
     const T *gate = gate_up + row * 2 * f, *up = gate + f;
-    for (int64_t i = 0; i < f; ++i) {
+    T* to = out + row * f;
+    int64_t i = 0;
+    for (; i + kLanes <= f; i += kLanes) {
+      const Vec g = load_vec(gate + i);
+      store_vec(to + i, g / (1.0f + exp_vec(-g > 87.0f ? splat(87.0f) : -g)) * load_vec(up + i));
+    }
+    for (; i < f; ++i) {
       const float g = load(gate[i]);
-      const float e = fast_exp(-g > 87.0f ? 87.0f : -g);
-      store(out + row * f + i, g / (1.0f + e) * load(up[i]));
+      store(to + i, g / (1.0f + fast_exp(-g > 87.0f ? 87.0f : -g)) * load(up[i]));
     }
   }
 }
@@ -87,7 +172,13 @@ void rope_and_cache(T* states, int64_t token_stride, const int64_t* positions, c
       const int64_t half = rotated / 2;
       for (int64_t h = 0; h < heads + kv_heads; ++h) {
         T *a = token + h * d, *b = a + half;
-        for (int64_t i = 0; i < half; ++i) {
+        int64_t i = 0;
+        for (; i + kLanes <= half; i += kLanes) {
+          const Vec x = load_vec(a + i), y = load_vec(b + i);
+          store_vec(a + i, x * load_vec(cos + i) + y * load_vec(sin + i));
+          store_vec(b + i, y * load_vec(cos + i + half) + x * load_vec(sin + i + half));
+        }
+        for (; i < half; ++i) {
           const float x = load(a[i]), y = load(b[i]);
           store(a + i, x * load(cos[i]) + y * load(sin[i]));
           store(b + i, y * load(cos[i + half]) + x * load(sin[i + half]));
@@ -146,47 +237,81 @@ struct Decode {
   int64_t threads;
 };
 
-// Sixteen floats; the compiler lowers them to what the processor has.
-typedef float Vec __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Half __attribute__((vector_size(32)));
-typedef int Lanes __attribute__((vector_size(64)));
-constexpr int kLanes = 16;
+// A row's cached tokens in order, from `first` on: where each one's head begins. Counting spares two divisions a token.
+template <typename T>
+struct Walk {
+  const T* base;
+  const int32_t* table;
+  const Decode& a;
+  int64_t column, offset;
+  Walk(const T* base, const int32_t* table, const Decode& a, int64_t first)
+      : base(base), table(table), a(a), column(first / a.block), offset(first % a.block) {}
+  const T* next() {
+    const T* at = base + table[column] * a.s_block + offset * a.s_token;
+    if (++offset == a.block) {
+      offset = 0;
+      ++column;
+    }
+    return at;
+  }
+};
 
-inline Vec load_vec(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-inline Vec load_vec(const bf16* p) {
-  Half h;
-  std::memcpy(&h, p, sizeof h);
-  return (Vec)(__builtin_convertvector(h, Bits) << 16);
-}
-inline float sum(Vec v) {
-  v += __builtin_shuffle(v, Lanes{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-  v += __builtin_shuffle(v, Lanes{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-  v += __builtin_shuffle(v, Lanes{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-  return v[0] + v[1];
+// Tokens lie a few hundred bytes apart, which the processor's own prefetchers do not follow: ask for what is read this many
+// tokens later.
+constexpr int64_t kAhead = 24;
+template <typename T, int N>
+inline void prefetch(const T* head) {
+  for (int64_t byte = 0; byte < N * kLanes * int64_t(sizeof(T)); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(head) + byte);
 }
 
-// scores[g][j] = query[g] . key[j]. N vectors make a head and G heads share a key, both known at compile time, so that the
-// queries stay in registers.
+// A head of N vectors, and its product with a key. bfloat16 pairs are multiplied as they stand where the processor can.
+template <typename T, int N>
+struct Head {
+  Vec parts[N];
+  explicit Head(const T* p) {
+    for (int n = 0; n < N; ++n) parts[n] = load_vec(p + n * kLanes);
+  }
+  Vec times(const Head& other) const {
+    Vec dot = parts[0] * other.parts[0];
+    for (int n = 1; n < N; ++n) dot += parts[n] * other.parts[n];
+    return dot;
+  }
+};
+#ifdef __AVX512BF16__
+template <int N>
+struct Head<bf16, N> {
+  __m512bh parts[N / 2];
+  explicit Head(const bf16* p) {
+    for (int n = 0; n < N / 2; ++n) parts[n] = (__m512bh)_mm512_loadu_si512(p + n * 2 * kLanes);
+  }
+  Vec times(const Head& other) const {
+    __m512 dot = _mm512_setzero_ps();
+    for (int n = 0; n < N / 2; ++n) dot = _mm512_dpbf16_ps(dot, parts[n], other.parts[n]);
+    return (Vec)dot;
+  }
+};
+#endif
+
+// scores[g][j] = query[g] . key[j] * scale, sixteen keys at a time. N vectors make a head and G heads share a key, both known
+// at compile time, so that the queries stay in registers.
 template <typename T, int N, int G>
-void score(const float* query, const T* base, const int32_t* table, const Decode& a, int64_t first, int64_t keys,
+void score(const T* query, const T* base, const int32_t* table, const Decode& a, int64_t first, int64_t keys,
            float* scores) {
-  Vec q[G][N];
-  for (int g = 0; g < G; ++g)
-    for (int n = 0; n < N; ++n) q[g][n] = load_vec(query + (g * N + n) * kLanes);
-  for (int64_t j = 0; j < keys; ++j) {
-    const int64_t pos = first + j;
-    const T* key = base + table[pos / a.block] * a.s_block + (pos % a.block) * a.s_token;
-    Vec k[N];
-    for (int n = 0; n < N; ++n) k[n] = load_vec(key + n * kLanes);
+  std::vector<Head<T, N>> q;
+  for (int g = 0; g < G; ++g) q.emplace_back(query + g * N * kLanes);
+  Vec dots[G][kLanes] = {};
+  Walk<T> walk(base, table, a, first), ahead(base, table, a, first + kAhead), values(base + a.s_kv, table, a, first);
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const int count = keys - j < kLanes ? int(keys - j) : kLanes;
+    for (int i = 0; i < count; ++i) {
+      prefetch<T, N>(j + i + kAhead < keys ? ahead.next() : values.next());
+      const Head<T, N> key(walk.next());
+      for (int g = 0; g < G; ++g) dots[g][i] = q[g].times(key);
+    }
     for (int g = 0; g < G; ++g) {
-      Vec dot = q[g][0] * k[0];
-      for (int n = 1; n < N; ++n) dot += q[g][n] * k[n];
-      scores[g * keys + j] = sum(dot);
+      const Vec scaled = sums(dots[g]) * float(a.scale);
+      std::memcpy(scores + g * keys + j, &scaled, count * sizeof(float));
     }
   }
 }
@@ -196,9 +321,10 @@ template <typename T, int N, int G>
 void mix(const float* scores, const T* base, const int32_t* table, const Decode& a, int64_t first, int64_t keys,
          float* acc) {
   Vec total[G][N] = {};
+  Walk<T> walk(base, table, a, first), ahead(base, table, a, first + kAhead);
   for (int64_t j = 0; j < keys; ++j) {
-    const int64_t pos = first + j;
-    const T* value = base + table[pos / a.block] * a.s_block + (pos % a.block) * a.s_token;
+    if (j + kAhead < keys) prefetch<T, N>(ahead.next());
+    const T* value = walk.next();
     for (int n = 0; n < N; ++n) {
       const Vec v = load_vec(value + n * kLanes);
       for (int g = 0; g < G; ++g) total[g][n] += scores[g * keys + j] * v;
@@ -209,16 +335,16 @@ void mix(const float* scores, const T* base, const int32_t* table, const Decode&
 
 // The same for any head size and group.
 template <typename T>
-void score_any(const float* query, const T* base, const int32_t* table, const Decode& a, int64_t first, int64_t keys,
+void score_any(const T* query, const T* base, const int32_t* table, const Decode& a, int64_t first, int64_t keys,
                float* scores) {
+  Walk<T> walk(base, table, a, first);
   for (int64_t j = 0; j < keys; ++j) {
-    const int64_t pos = first + j;
-    const T* key = base + table[pos / a.block] * a.s_block + (pos % a.block) * a.s_token;
+    const T* key = walk.next();
     for (int64_t g = 0; g < a.heads / a.kv_heads; ++g) {
       float dot = 0.0f;
 #pragma omp simd reduction(+ : dot)
-      for (int64_t i = 0; i < a.d; ++i) dot += query[g * a.d + i] * load(key[i]);
-      scores[g * keys + j] = dot;
+      for (int64_t i = 0; i < a.d; ++i) dot += load(query[g * a.d + i]) * load(key[i]);
+      scores[g * keys + j] = dot * float(a.scale);
     }
   }
 }
@@ -227,9 +353,9 @@ void mix_any(const float* scores, const T* base, const int32_t* table, const Dec
              float* acc) {
   const int64_t group = a.heads / a.kv_heads;
   for (int64_t i = 0; i < group * a.d; ++i) acc[i] = 0.0f;
+  Walk<T> walk(base, table, a, first);
   for (int64_t j = 0; j < keys; ++j) {
-    const int64_t pos = first + j;
-    const T* value = base + table[pos / a.block] * a.s_block + (pos % a.block) * a.s_token;
+    const T* value = walk.next();
     for (int64_t g = 0; g < group; ++g)
       for (int64_t i = 0; i < a.d; ++i) acc[g * a.d + i] += scores[g * keys + j] * load(value[i]);
   }
@@ -237,7 +363,7 @@ void mix_any(const float* scores, const T* base, const int32_t* table, const Dec
 
 template <typename T>
 struct Products {
-  void (*score)(const float*, const T*, const int32_t*, const Decode&, int64_t, int64_t, float*) = score_any<T>;
+  void (*score)(const T*, const T*, const int32_t*, const Decode&, int64_t, int64_t, float*) = score_any<T>;
   void (*mix)(const float*, const T*, const int32_t*, const Decode&, int64_t, int64_t, float*) = mix_any<T>;
 };
 
@@ -265,13 +391,12 @@ template <typename T>
 void attend_head(const Decode& a, const Products<T>& products, int64_t row, int64_t head, std::vector<float>& scratch) {
   const int64_t d = a.d, group = a.heads / a.kv_heads, length = a.seq_lens[row];
   const int64_t first = a.window && length > a.window ? length - a.window : 0, keys = length - first;
-  scratch.resize(group * (keys + 2 * d));
-  float *query = scratch.data(), *acc = query + group * d, *scores = acc + group * d;
+  scratch.resize(group * (keys + d));
+  float *acc = scratch.data(), *scores = acc + group * d;
   const T* q = static_cast<const T*>(a.query) + row * a.q_token + head * group * d;
-  for (int64_t i = 0; i < group * d; ++i) query[i] = load(q[i]) * float(a.scale);
   const T* base = static_cast<const T*>(a.cache) + head * a.s_head;
   const int32_t* table = a.table + row * a.t_row;
-  products.score(query, base, table, a, first, keys, scores);
+  products.score(q, base, table, a, first, keys, scores);
   for (int64_t g = 0; g < group; ++g) {
     float* s = scores + g * keys;
     if (const float cap = float(a.soft_cap); cap > 0.0f)
@@ -299,7 +424,7 @@ void attend(const Decode& a, int threads) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     std::vector<float> scratch;
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, a.rows >= 2 * threads ? a.kv_heads : 1)
     for (int64_t i = 0; i < a.rows * a.kv_heads; ++i)
       attend_head<T>(a, chosen, i / a.kv_heads, i % a.kv_heads, scratch);
   }
