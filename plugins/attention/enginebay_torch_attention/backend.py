@@ -13,6 +13,7 @@ from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.kernels.cpu.ops import decode_attention, decodes
+from enginebay.kernels.cpu.prefill import prefill_attention, prefills
 from torch import Tensor
 
 from enginebay_torch_attention.grouping import RowGroup, fixed_groups, group_rows
@@ -42,13 +43,12 @@ class TorchAttention(AttentionBackend):
         #: what `plan` indexes for; corrected by `attend` if the cache it is given has others
         self._strides = layout_strides(context.layout, context.block_size, spec.num_kv_heads, spec.head_dim)
 
-        #: on CPU a compiled kernel decodes from the paged cache as it stands: no plan, no gathered copy
-        self._reads_cache_in_place = (
-            context.phase == "decode"
-            and context.dtype == context.kv_dtype
-            and decodes(context.device.type, context.dtype)
+        device, dtype, decode = context.device.type, context.dtype, context.phase == "decode"
+        #: on CPU a compiled kernel reads the paged cache as it stands: no plan, no gathered copy
+        self._reads_cache_in_place = dtype == context.kv_dtype and (
+            decodes(device, dtype) if decode else prefills(device, dtype, spec.head_dim)
         )
-        self.replayable = self._reads_cache_in_place
+        self.replayable = decode and self._reads_cache_in_place
 
     def make_state(self, bucket: Bucket) -> TorchPlanState:
         """A captured bucket's groups and buffers are fixed here, for max_model_len keys a row."""
@@ -95,18 +95,7 @@ class TorchAttention(AttentionBackend):
         assert isinstance(state, TorchPlanState)
         _check_heads(cache)
         if self._reads_cache_in_place:
-            spec = self.context.spec
-            decode_attention(
-                query,
-                cache,
-                batch.groups[self.context.group].block_table,
-                batch.seq_lens,
-                out,
-                scale=spec.scale,
-                window=spec.window,
-                soft_cap=spec.soft_cap,
-                lse=lse,
-            )
+            self._read_in_place(query, cache, batch, out, lse)
             return
         if cache.stride() != self._strides:
             self._restride(cache, batch, state)
@@ -115,6 +104,27 @@ class TorchAttention(AttentionBackend):
             if lse is not None and self._rows.uses_sdpa(rows):
                 prepared = self._prepare(batch, rows, masked=True)
             self._rows.run(rows, prepared, query, cache, out, lse)
+
+    def _read_in_place(self, query: Tensor, cache: Tensor, batch: PhaseBatch, out: Tensor, lse: Tensor | None) -> None:
+        """The compiled kernel of the phase."""
+        spec, table, lens = self.context.spec, batch.groups[self.context.group].block_table, batch.seq_lens
+        if self.context.phase == "decode":
+            decode_attention(
+                query, cache, table, lens, out, scale=spec.scale, window=spec.window, soft_cap=spec.soft_cap, lse=lse
+            )
+            return
+        prefill_attention(
+            query,
+            cache,
+            table,
+            batch.query_start_loc,
+            lens,
+            out,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            lse=lse,
+        )
 
     def workspace_bytes(self, bucket: Bucket) -> int:
         """An upper bound: kept plans, one group's gathered keys and one block of scores, with their temporaries."""

@@ -248,10 +248,10 @@ def case_name(options: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module", params=["gathered", "in place"], autouse=True)
 def cache_reader(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every test runs with both ways of decoding on CPU: torch over a gathered copy, and the compiled kernel in place."""
+    """Every test runs with both ways on CPU: torch over a gathered copy, and the compiled kernels in place."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "gathered":
-            patch.setattr("enginebay_torch_attention.backend.decodes", lambda device, dtype: False)
+            gather(patch)
         elif library() is None:
             pytest.skip("no C++ compiler here: the kernel cannot be built")
         yield request.param
@@ -260,7 +260,12 @@ def cache_reader(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what concerns only the gathered copy: its buffers, its products, its plan."""
-    monkeypatch.setattr("enginebay_torch_attention.backend.decodes", lambda device, dtype: False)
+    gather(monkeypatch)
+
+
+def gather(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("enginebay_torch_attention.backend.decodes", lambda device, dtype: False)
+    patch.setattr("enginebay_torch_attention.backend.prefills", lambda device, dtype, head_dim: False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

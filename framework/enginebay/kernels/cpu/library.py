@@ -23,7 +23,7 @@ from enginebay.models.catalogue import cache_dir
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "linear.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "linear.cpp", "prefill.cpp"))
 FLAGS = (
     "-O3",
     "-march=native",
