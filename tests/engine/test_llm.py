@@ -326,7 +326,7 @@ def test_several_completions_come_in_one_output(llm: LLM, client: FakeClient) ->
     assert [c.index for c in outputs[0].outputs] == [0, 1, 2]
     assert [r.request_id for r in client.added] == ["0", "0-1", "0-2", "1"]
     assert [r.seed for r in client.added[:3]] == [5, 6, 7]
-    assert [r.leader and r.leader.request_id for r in client.added] == [None, "0", "0", None]
+    assert [r.request_id for r in client.added] == ["0", "0-1", "0-2", "1"]
 
 
 def test_greedy_completions_are_equal(llm: LLM) -> None:

@@ -127,7 +127,6 @@ class Simulator:
         priority: int = 0,
         name: str = "",
         salt: str = "",
-        leader: Request | None = None,
     ) -> Request:
         arrival = len(self.received)
         tokens = np.array(list(prompt), dtype=np.int32)
@@ -141,7 +140,6 @@ class Simulator:
             arrival=arrival,
             priority=priority,
             cache_extras=(("salt", salt),) if salt else (),
-            leader=leader,
         )
 
     def add(
@@ -152,9 +150,8 @@ class Simulator:
         priority: int = 0,
         name: str = "",
         salt: str = "",
-        leader: Request | None = None,
     ) -> Request:
-        made = self.request(prompt, outputs, stops, priority, name, salt, leader)
+        made = self.request(prompt, outputs, stops, priority, name, salt)
         self.scheduler.add(made)
         self.received[made.request_id] = Received(made)
         return made
@@ -311,8 +308,7 @@ class Simulator:
         key = (policy.admission_key(admitted), admitted.arrival)
         for got in self.received.values():
             other = got.request
-            held = other.leader is not None and not other.leader.output_token_ids and not other.leader.finish_reason
-            if other.finish_reason is None and not held and (policy.admission_key(other), other.arrival) < key:
+            if other.finish_reason is None and (policy.admission_key(other), other.arrival) < key:
                 assert other.status is RequestStatus.RUNNING
 
     def _run_row(self, output: SchedulerOutput, row: int) -> int | None:

@@ -42,10 +42,9 @@ def test_tokens_reach_their_requests_and_say_once_when_they_began() -> None:
     first = delivery.deliver(step([True, True]), result([7, 8], [True, True]))
     second = delivery.deliver(step([True, True]), result([9, 6], [True, True]))
     assert (a.output_token_ids, b.output_token_ids) == ([7, 9], [8, 6])
-    assert first.started == [a, b]
     assert [(d.first_scheduled, d.num_cached_tokens) for d in first.deltas] == [(12.5, 4)] * 2
     assert [(d.first_scheduled, d.num_cached_tokens) for d in second.deltas] == [(None, None)] * 2
-    assert (first.ended, second.ended, second.started) == ([], [], [])
+    assert (first.ended, second.ended) == ([], [])
 
 
 def test_ends_by_stop_id_by_length_and_by_error() -> None:

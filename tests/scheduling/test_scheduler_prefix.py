@@ -36,19 +36,39 @@ def test_c30_a_prompt_of_whole_blocks_twice_computes_at_least_one_token(simulato
     assert [got.request.num_cached_tokens for got in sim.received.values()] == [0, 4, 4]
 
 
-@pytest.mark.parametrize("concurrent", [1, 2])
-def test_nothing_is_found_before_its_step_has_retired(simulator: type[Simulator], concurrent: int) -> None:
+@pytest.mark.parametrize("concurrent", [1, 2, 3])
+def test_who_shares_a_prefix_that_is_being_computed_waits_for_it(simulator: type[Simulator], concurrent: int) -> None:
+    """Nothing is found before its step has retired, and nothing is computed twice meanwhile."""
     sim = simulator(prefix_caching=True, concurrent=concurrent)
-    sim.add(range(12), outputs=2)
+    first = sim.add(range(12), outputs=6)
+    others = [sim.add([*range(8), 9, 9, 9, i], outputs=6) for i in range(3)]
+    unlike = sim.add(range(1, 9), outputs=6)
     sim.step()
-    early = sim.add(range(12), outputs=2)
-    if concurrent == 2:
-        sim.step()
-        assert early.num_cached_tokens == 0
-    sim.retire()
-    late = sim.add(range(12), outputs=2)
+    assert sim.history == [[first.request_id]]
     sim.run()
-    assert late.num_cached_tokens == 8
+    assert [request.num_cached_tokens for request in (first, *others, unlike)] == [0, 8, 8, 8, 0]
+    sim.check_idle()
+
+
+def test_a_long_prefix_is_waited_for_block_by_block(simulator: type[Simulator]) -> None:
+    sim = simulator(prefix_caching=True, budget=8)
+    sim.add(range(30), outputs=2)
+    second = sim.add(range(30), outputs=2)
+    sim.run()
+    assert second.num_cached_tokens == 28
+    sim.check_idle()
+
+
+@pytest.mark.parametrize("state", ["running", "preempted"])
+def test_a_prefix_that_is_no_longer_computed_is_not_waited_for(simulator: type[Simulator], state: str) -> None:
+    sim = simulator(prefix_caching=True, budget=4, policy=UrgentFirst(), max_num_seqs=1 if state == "preempted" else 4)
+    first = sim.add(range(20), outputs=4, priority=1)
+    sim.run(steps=2)
+    second = sim.add(range(20), outputs=4, priority=0 if state == "preempted" else 1)
+    if state == "running":
+        sim.abort(first.request_id)
+    sim.run()
+    assert second.num_cached_tokens in (4, 8)
     sim.check_idle()
 
 
@@ -90,33 +110,15 @@ def test_a_preempted_request_finds_its_own_blocks_again(simulator: type[Simulato
 
 
 @pytest.mark.parametrize("concurrent", [1, 2, 3])
-@pytest.mark.parametrize("prefix_caching", [True, False])
-def test_siblings_wait_for_their_leader_and_share_its_blocks(
-    simulator: type[Simulator], prefix_caching: bool, concurrent: int
-) -> None:
-    sim = simulator(prefix_caching=prefix_caching, concurrent=concurrent)
-    salt = "" if prefix_caching else "family"
-    leader = sim.add(range(10), outputs=6, salt=salt)
-    if not prefix_caching:
-        leader.cache_extras = (("family", "1"),)
-    others = [sim.add(range(10), outputs=6, salt=salt, leader=leader) for _ in range(3)]
-    if not prefix_caching:
-        for request in others:
-            request.cache_extras = leader.cache_extras
-    assert sim.scheduler.stats().num_waiting == 4
+def test_a_family_shares_its_prompt_where_caching_is_off(simulator: type[Simulator], concurrent: int) -> None:
+    sim = simulator(prefix_caching=False, concurrent=concurrent)
+    family = [sim.add(range(10), outputs=6) for _ in range(4)]
+    for request in family:
+        request.cache_extras = (("family", "1"),)
+    stranger = sim.add(range(10), outputs=6)
     sim.run()
-    assert [request.num_cached_tokens for request in others] == [8, 8, 8]
-    assert sim.history[0] == [leader.request_id]
-    sim.check_idle()
-
-
-@pytest.mark.parametrize("end", ["leader", "sibling"])
-def test_siblings_start_when_their_leader_is_aborted(simulator: type[Simulator], end: str) -> None:
-    sim = simulator(prefix_caching=True)
-    leader = sim.add(range(10), outputs=6)
-    other = sim.add(range(10), outputs=6, leader=leader)
-    sim.abort(leader.request_id if end == "leader" else other.request_id)
-    sim.run()
+    assert [request.num_cached_tokens for request in (*family, stranger)] == [0, 8, 8, 8, 0]
+    assert sim.history[0] == [family[0].request_id]
     sim.check_idle()
 
 

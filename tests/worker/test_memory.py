@@ -33,7 +33,9 @@ def test_blocks_never_exceed_the_budget(available: int, block: int, wanted: int)
 
 @pytest.mark.parametrize("available", [199, 100, 0, -5])
 def test_too_little_says_what_is_needed_and_what_to_do(available: int) -> None:
-    pattern = rf"has {max(available, 0)} bytes, but needs 200 .*16 tokens; raise cache\.memory_bytes .*lower .*64 takes 400"
+    pattern = (
+        rf"has {max(available, 0)} bytes, but needs 200 .*16 tokens; raise cache\.memory_bytes .*lower .*64 takes 400"
+    )
     with pytest.raises(MemoryBudgetError, match=pattern):
         num_kv_blocks(available, 100, 64, 16, wanted=50)
 

@@ -1,7 +1,7 @@
 """A family: the requests that the engine runs for one of the user's, one a completion (``n``).
 
-The first completion leads: the engine computes its prompt, and the others find the prompt's blocks in the cache. It knows
-requests; it does not know how blocks are found, or how outputs are put together.
+The first completion leads: it arrives first, so the engine computes its prompt, and the others find the prompt's blocks in the
+cache. It knows requests; it does not know how blocks are found, or how outputs are put together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def family(request: Request, *, prefix_caching: bool) -> tuple[Request, ...]:
             request_id=f"{request.request_id}-{i}",
             params=rest,
             seed=draw_seed() if params.seed is None else (params.seed + i) % _NUM_SEEDS,
-            leader=request,
             block_keys=[],
             output_token_ids=[],
         )

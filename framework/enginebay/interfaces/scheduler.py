@@ -60,8 +60,6 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     #: tagged values that are part of the request's cache keys: equal tokens under other extras share no blocks (C26, C27)
     cache_extras: tuple[tuple[str, str], ...] = ()
-    #: the sibling (``n > 1``) whose prompt blocks this one shares: it waits until that one's prompt is computed
-    leader: Request | None = None
     #: SHA-256 keys of the known tokens' full blocks, as far as they were needed; the cache's own note
     block_keys: list[bytes] = field(default_factory=list)
     #: tokens found in the prefix cache when the request was first seated
@@ -245,6 +243,8 @@ class PrefixHit:
     first_columns: tuple[int, ...]
     #: blocks of the hit that nobody holds: taking them costs the pool that many free ones
     num_idle: int
+    #: whether a seated request is computing the block after the hit: waiting for it is cheaper than computing it twice
+    pending: bool = False
 
 
 class KVCacheManager(Protocol):

@@ -7,7 +7,9 @@ a freed block is no longer named by one is the scheduler's law.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -73,6 +75,9 @@ class KVCacheCoordinator:
         self._requests: dict[int, Request] = {}
         #: int32 ``[S]``: computed tokens with which the slot's next block becomes findable
         self._publish_at = np.full(max_num_seqs, _NEVER, dtype=np.int32)
+        #: key of the block that each seated request will publish next, as far as its tokens are known; and how many do
+        self._next_keys: dict[int, bytes] = {}
+        self._pending: Counter[bytes] = Counter()
         self._num_queries = self._num_hits = 0
 
     # --- counts ------------------------------------------------------------------------------------------------------
@@ -130,15 +135,16 @@ class KVCacheCoordinator:
             return self._no_hit
         limit, maps = (request.num_tokens - 1) // self.block_size, self.pool.index.maps
         end = cached_blocks(self._hasher, request, limit, self.managers, maps)
+        pending = end < limit and self._hasher.keys(request, end + 1)[end] in self._pending
         if end == 0:
-            return self._no_hit
+            return replace(self._no_hit, pending=True) if pending else self._no_hit
         num_tokens, keys = end * self.block_size, request.block_keys
         firsts = tuple(m.first_column(num_tokens) for m in self.managers)
         ids = tuple(
             np.array([by_key[key] for key in keys[first:end]], dtype=np.int32)
             for first, by_key in zip(firsts, maps, strict=True)
         )
-        return PrefixHit(num_tokens, ids, firsts, sum(map(self.pool.num_idle, ids)))
+        return PrefixHit(num_tokens, ids, firsts, sum(map(self.pool.num_idle, ids)), pending)
 
     def growth(self, hit: PrefixHit, num_tokens: int) -> int:
         """Free blocks that a request of `num_tokens` tokens would take from the pool, seated on `hit`."""
@@ -156,6 +162,7 @@ class KVCacheCoordinator:
         self._requests[slot] = request
         if self._caches(request):
             self._publish_at[slot] = hit.num_tokens + self.block_size
+            self._announce(slot)
             if request.num_preemptions == 0 and request.params.prompt_logprobs is None:
                 self._num_queries += request.num_tokens
                 self._num_hits += hit.num_tokens
@@ -171,6 +178,8 @@ class KVCacheCoordinator:
         """
         self.pool.index.clear()
         self._publish_at[:] = _NEVER
+        self._next_keys.clear()
+        self._pending.clear()
 
     # --- blocks ------------------------------------------------------------------------------------------------------
 
@@ -222,6 +231,24 @@ class KVCacheCoordinator:
         for group, manager in enumerate(self.managers):
             self.pool.index.put(group, keys, manager.blocks(slots, begins, counts))
         self._publish_at[slots] = (begins + counts + 1) * size
+        for slot in slots.tolist():
+            self._announce(slot)
+
+    def _announce(self, slot: int) -> None:
+        """Note which block the slot's request will publish next, if its tokens are known: those of a prompt are."""
+        self._withdraw(slot)
+        end, request = int(self._publish_at[slot]), self._requests[slot]
+        if end <= request.num_tokens:
+            last = end // self.block_size
+            key = self._next_keys[slot] = self._hasher.keys(request, last)[last - 1]
+            self._pending[key] += 1
+
+    def _withdraw(self, slot: int) -> None:
+        key = self._next_keys.pop(slot, None)
+        if key is not None:
+            self._pending[key] -= 1
+            if not self._pending[key]:
+                del self._pending[key]
 
     def free(self, slot: int) -> None:
         """Return all blocks of `slot` to the pool. Only after the last step naming them has retired."""
@@ -231,3 +258,4 @@ class KVCacheCoordinator:
         self.pool.free(np.concatenate(ids)[order])
         self._requests.pop(slot, None)
         self._publish_at[slot] = _NEVER
+        self._withdraw(slot)

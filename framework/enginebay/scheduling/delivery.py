@@ -26,8 +26,6 @@ class Delivered:
     """The outcome of a step."""
 
     deltas: list[RequestOutputDelta]
-    #: requests that have their first token now
-    started: list[Request]
     #: requests that end, and why
     ended: list[tuple[Request, FinishReason]]
 
@@ -52,11 +50,9 @@ class Delivery:
             request = requests[slot]
             request.output_token_ids.append(token)
             deltas.append(RequestOutputDelta(request.request_id, [token]))
-        delivered = Delivered(deltas, [], [])
+        delivered = Delivered(deltas, [])
         for i in np.flatnonzero(t.num_outputs[slots] == 1).tolist():
-            request = requests[int(slots[i])]
-            _introduce(deltas[i], request)
-            delivered.started.append(request)
+            _introduce(deltas[i], requests[int(slots[i])])
         if result.logprobs is not None:
             self._add_logprobs(rows, slots, result, deltas)
         if result.prompt_logprobs:

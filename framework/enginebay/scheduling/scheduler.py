@@ -40,7 +40,6 @@ from enginebay.interfaces.scheduler import (
 from enginebay.scheduling.delivery import Delivery, ended_early
 from enginebay.scheduling.headroom import Headroom
 from enginebay.scheduling.rows import Rows, compose, joined
-from enginebay.scheduling.siblings import Siblings
 from enginebay.scheduling.slots import ACTIVE, FINISHED, PREEMPTED, SlotTable
 from enginebay.scheduling.waiting import AdmissionKey, WaitingQueue
 
@@ -64,7 +63,6 @@ class TokenBudgetScheduler(Scheduler):
         self._slots = SlotTable(context.max_num_seqs)
         self._delivery = Delivery(self._slots)
         self._waiting = WaitingQueue()
-        self._siblings = Siblings()
         self._headroom = Headroom()
         # Most policies let nobody be displaced for a seat: then it need not be asked each step.
         self._displaces = type(self._policy).may_preempt is not SchedulingPolicy.may_preempt
@@ -120,8 +118,7 @@ class TokenBudgetScheduler(Scheduler):
         self._num_added += 1
         self._requests[request.request_id] = request
         self._keys[request] = key
-        if not self._siblings.hold(request, self._requests):
-            self._waiting.push(key, request)
+        self._waiting.push(key, request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutputDelta]:
         """End requests in whatever state they are; unknown or finished ids are ignored."""
@@ -145,7 +142,7 @@ class TokenBudgetScheduler(Scheduler):
         """Counters as of now."""
         queries, hits = self._kv.prefix_stats
         return SchedulerStats(
-            num_waiting=len(self._waiting) + len(self._siblings),
+            num_waiting=len(self._waiting),
             num_running=len(self._order),
             num_in_flight_steps=len(self._in_flight),
             num_free_blocks=self._kv.num_free_blocks,
@@ -288,8 +285,9 @@ class TokenBudgetScheduler(Scheduler):
     def _admit(self, rows: Rows, blocks: tuple[NewBlocks, ...]) -> tuple[list[NewRequest], tuple[NewBlocks, ...]]:
         """Seat waiting requests while seats, quota and blocks last, and append their rows to `rows`.
 
-        A request starts behind what the prefix cache holds of it, and is given the blocks of all its known tokens at once:
-        a prompt that has begun can be finished. Nobody overtakes the first in the queue.
+        A request starts behind what the prefix cache holds of it, and waits while somebody computes what comes next of it. It
+        is given the blocks of all its known tokens at once: a prompt that has begun can be finished. Nobody overtakes the
+        first in the queue.
         """
         new: list[NewRequest] = []
         takes: list[int] = []
@@ -300,6 +298,8 @@ class TokenBudgetScheduler(Scheduler):
             if request is None or request in self._unsettled:
                 break
             hit = self._kv.find_prefix(request)
+            if hit.pending:
+                break
             want = request.num_tokens - hit.num_tokens
             # Without chunking only a resumed request that outgrew the budget is cut: it could not resume otherwise.
             if not self.context.chunked_prefill and rows.quota < want <= self._budget:
@@ -373,17 +373,11 @@ class TokenBudgetScheduler(Scheduler):
         t = self._slots
         t.in_flight[output.slots] -= 1
         delivered = self._delivery.deliver(output, result)
-        for leader in delivered.started:
-            self._admit_siblings(leader)
         for request, reason in delivered.ended:
             self._end(request, reason)
         self._kv.commit(output.slots, output.num_computed_tokens + output.num_scheduled_tokens)
         self._settle(output.slots)
         return delivered.deltas
-
-    def _admit_siblings(self, leader: Request) -> None:
-        for request in self._siblings.release(leader):
-            self._waiting.push(self._keys[request], request)
 
     def _end(self, request: Request, reason: FinishReason) -> int | None:
         """Finish a request in any state; returns the slot that is to be settled, if it has one."""
@@ -392,8 +386,6 @@ class TokenBudgetScheduler(Scheduler):
         request.finish_reason = reason
         request.slot = -1
         self._waiting.discard(request)
-        self._siblings.discard(request)
-        self._admit_siblings(request)
         del self._requests[request.request_id], self._keys[request]
         if slot < 0:
             return None

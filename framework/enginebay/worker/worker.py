@@ -22,6 +22,7 @@ from enginebay.layers.attention import AttentionRuntime
 from enginebay.plugins.records import NoOptions, Phase
 from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
+from enginebay.worker.host_threads import size_threads
 from enginebay.worker.memory import CPU_SHARE, cuda_kv_bytes, host_memory_bytes
 from enginebay.worker.model_loader import ModelParts, load_model
 from enginebay.worker.model_runner import ModelRunner
@@ -69,6 +70,8 @@ class DeviceWorker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             self._output_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        else:
+            size_threads()
         self._model = load_model(self.spec.parts, self.device)
         self._runtimes = tuple(
             AttentionRuntime(
