@@ -71,9 +71,43 @@ def score(logits: Tensor, token_ids: Tensor, num_top: int, *, as_logits: bool) -
     own = values.gather(1, torch.where(known, token_ids, 0).unsqueeze(1))
     own = torch.where(known.unsqueeze(1), own, -torch.inf)
     ranks = (values >= own).sum(dim=1, dtype=torch.int32)
-    top = values.topk(vocab if num_top < 0 else min(num_top, vocab), dim=1)
+    top = _likeliest(values, vocab if num_top < 0 else min(num_top, vocab))
     return Scores(
-        torch.cat([token_ids.unsqueeze(1), top.indices], dim=1).to(torch.int32),
-        torch.cat([own, top.values], dim=1),
+        torch.cat([token_ids.unsqueeze(1), top], dim=1).to(torch.int32),
+        torch.cat([own, values.gather(1, top)], dim=1),
         ranks,
     )
+
+
+def _likeliest(values: Tensor, num_top: int) -> Tensor:
+    """The `num_top` likeliest tokens of each row, int64 ``[n, K]``; of equal ones those with the smaller ids, in order.
+
+    `topk` leaves both open, so that a row's tokens would depend on how many a neighbour asks for.
+    """
+    if num_top == 0:
+        return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
+    if num_top == values.shape[1]:
+        return values.sort(dim=1, descending=True, stable=True).indices
+    top = values.topk(num_top + 1, dim=1)
+    ids, highest = top.indices[:, :-1], top.values[:, :-1]
+    if values.device.type == "cpu":
+        tied = (highest[:, -1] == top.values[:, -1]).nonzero().squeeze(1)
+        if len(tied):
+            ids = ids.index_copy(0, tied, _smallest_at_border(values[tied], ids[tied], highest[tied]))
+    else:
+        # To look which rows are tied would mean to wait for the device.
+        ids = _smallest_at_border(values, ids, highest)
+    ids = ids.sort(dim=1).values
+    return ids.gather(1, values.gather(1, ids).sort(dim=1, descending=True, stable=True).indices)
+
+
+def _smallest_at_border(values: Tensor, ids: Tensor, highest: Tensor) -> Tensor:
+    """`ids` of the `highest` (both ``[n, K]``, descending), with the smallest ids that equal the last in their places."""
+    vocab, least = values.shape[1], highest[:, -1:]
+    descending = torch.arange(vocab, 0, -1, dtype=torch.int32, device=values.device)
+    equal = vocab - torch.where(values == least, descending, 0).topk(ids.shape[1], dim=1).values.long()
+    place = torch.arange(ids.shape[1], device=values.device)
+    num_above = (highest > least).sum(dim=1, keepdim=True)
+    # NaN equals nothing, itself included: the id must still be one of the vocabulary.
+    border = equal.gather(1, (place - num_above).clamp_(min=0)).clamp_(max=vocab - 1)
+    return torch.where(place < num_above, ids, border)
