@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from enginebay.kernels.cpu import ops
 from enginebay.kernels.cpu.library import library
-from enginebay.kernels.cpu.recording import Recording
+from enginebay.kernels.cpu.recording import ACTIVE, Recording
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here: the kernels cannot be built")
 
@@ -57,6 +59,22 @@ def test_nothing_is_kept_once_the_block_has_ended_even_by_an_error() -> None:
     x, weight = torch.randn(2, 64), torch.rand(64)
     with pytest.raises(ValueError, match="stop"), recording.record():
         raise ValueError("stop")
-    assert Recording.active is None
+    assert ACTIVE.recording is None
     ops.rms_norm(x, None, weight, 1e-5)
     assert recording.num_bytes == 0
+
+
+def test_what_another_thread_computes_meanwhile_is_no_part_of_a_recording() -> None:
+    x, weight, other = torch.randn(2, 64), torch.rand(64), torch.randn(3, 128)
+    kept: list[torch.Tensor] = []
+    recording = Recording()
+    with recording.record():
+        thread = threading.Thread(target=lambda: kept.append(ops.silu_mul(other)))
+        thread.start()
+        thread.join()
+        out = ops.rms_norm(x, None, weight, 1e-5)
+    kept[0].zero_()
+    out.zero_()
+    recording.replay()
+    assert torch.equal(out, ops.rms_norm(x, None, weight, 1e-5))
+    assert not kept[0].any()  # the other thread's call was not run again

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from enginebay.kernels.cpu.library import library
-from enginebay.kernels.cpu.recording import Recording
+from enginebay.kernels.cpu.recording import ACTIVE
 
 _DTYPES = (torch.bfloat16, torch.float32)
 #: multiply-adds below which waking a second thread costs more than it saves
@@ -71,8 +71,8 @@ class Kernel:
         """Run it, and keep the call where a recording is active."""
         function, address = self._entry
         arguments = self._pack(*values)
-        if Recording.active is not None:
-            Recording.active.add(address, arguments)
+        if (recording := ACTIVE.recording) is not None:
+            recording.add(address, arguments)
         function(arguments)
 
 

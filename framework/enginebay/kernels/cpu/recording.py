@@ -11,6 +11,7 @@ It knows calls and addresses; it does not know what they compute.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,11 +31,18 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
+class _Active(threading.local):
+    """What the present thread records: another one may be running a step of another engine meanwhile."""
+
+    recording: Recording | None = None
+
+
+#: `ops` looks here in every call
+ACTIVE = _Active()
+
+
 class Recording:
     """Kernel calls in order, and the memory that they use."""
-
-    #: the one that records now, if any; `ops` looks here in every call
-    active: Recording | None = None
 
     def __init__(self) -> None:
         #: torch operators that were met and cannot be replayed
@@ -59,13 +67,13 @@ class Recording:
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Keep the kernel calls of the block."""
-        Recording.active = self
+        """Keep the kernel calls that this thread makes in the block."""
+        ACTIVE.recording = self
         try:
             with _Watch(self):
                 yield
         finally:
-            Recording.active = None
+            ACTIVE.recording = None
         self._functions = (ctypes.c_void_p * len(self._calls))(*(function for function, _ in self._calls))
         self._arguments = (ctypes.c_char_p * len(self._calls))(*(arguments for _, arguments in self._calls))
 
