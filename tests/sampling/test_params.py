@@ -63,7 +63,7 @@ def test_values_in_range_are_taken(name: str, values: tuple[Any, ...]) -> None:
         ("n", (0, -1, True, 1.0, 5000)),
         ("presence_penalty", (-2.1, 2.1, math.nan, "1", True)),
         ("frequency_penalty", (-2.1, 2.1, math.nan, None)),
-        ("repetition_penalty", (0.0, -1.0, math.inf, math.nan, None)),
+        ("repetition_penalty", (0, 0.0, 1e-46, -1.0, math.inf, math.nan, None)),
         ("min_tokens", (-1, 1.0, None, True)),
         ("logprobs", (-2, 1.5, True, "5")),
         ("prompt_logprobs", (-2, 1.5, True, "5")),

@@ -192,6 +192,40 @@ def test_a_row_whose_vocabulary_is_forbidden_has_no_token(temperature: float) ->
     assert sampled.may_lack
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5, "min_p": 0.1}])
+def test_stage_scaled_may_forbid_a_whole_row(mode: Any, filters: dict[str, float]) -> None:
+    """Greedy rows have taken their token before it."""
+    drawn = {"temperature": 1.0, **filters}
+    seats = [Seat(drawn), Seat({"temperature": 0.0}), Seat(drawn)]
+    sampler = Sampler(CONTEXT, [StagedProcessor(Recorder(lambda x: x.fill_(-torch.inf)), "scaled")], mode)
+    logits = torch.randn(3, VOCAB)
+    sampled = run(sampler, logits, seats, [0, 1, 2])
+    assert sampled.token_ids.tolist() == [-1, int(logits[1].argmax()), -1]
+    assert sampled.may_lack
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 2.0**-149},
+        {"repetition_penalty": 0.5, "logit_bias": {1: 3.4e38, 2: 3.4e38}, "top_p": 0.5},
+        {"repetition_penalty": 3.0, "logit_bias": {1: -3.4e38, 2: -3.4e38}, "min_p": 0.5},
+        {"repetition_penalty": 3.0, "logit_bias": {1: -3.4e38, 2: -3.4e38}, "allowed_token_ids": [1, 2]},
+    ],
+)
+def test_penalties_beyond_float32_leave_numbers(mode: Any, temperature: float, params: dict[str, Any]) -> None:
+    params = {"allowed_token_ids": [1, 2, 5], **params, "temperature": temperature, "logprobs": 3}
+    for seed in range(5):
+        logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed))
+        sampled = run(Sampler(CONTEXT, (), mode), logits, [Seat(params, output=[5], seed=seed)], [0])
+        assert int(sampled.token_ids[0]) in params["allowed_token_ids"]
+        assert sampled.logprobs is not None
+        assert not sampled.logprobs.scores.values.isnan().any()
+
+
 def test_a_step_that_asks_nothing_is_the_plain_sampler() -> None:
     """The draws are `sample`'s, and processors' rows are not even made."""
     seats = [Seat({"temperature": t, "top_k": k}, seed=k) for t in (0.0, 0.8) for k in (0, 2)]

@@ -11,6 +11,7 @@ from enginebay.errors import RequestError
 
 #: Bounds of what the sampler's float32 and the batch's arrays hold, so that no value fails in a worker.
 _FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+_FLOAT32_LEAST = 2.0**-149
 _INT32_MAX = 2**31 - 1
 
 #: vLLM parameters that this version refuses by name rather than as unknown words, and what to do instead.
@@ -53,7 +54,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     #: subtracted once for each time that the output holds the token, in [-2, 2]
     frequency_penalty: float = 0.0
-    #: logits of tokens in prompt or output are divided by it where positive, multiplied where negative; above 0
+    #: logits of tokens in prompt or output are divided by it where positive, multiplied where negative; above 0, at least
+    #: the smallest float32
     repetition_penalty: float = 1.0
     #: added to the logits of these token ids
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
@@ -125,8 +127,11 @@ class SamplingParams:
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, _FLOAT32_MAX)
-        if self.repetition_penalty == 0.0:
-            raise RequestError("repetition_penalty must be above 0, not 0; 1 switches it off")
+        if self.repetition_penalty < _FLOAT32_LEAST:
+            raise RequestError(
+                f"repetition_penalty must be above 0, at least the smallest float32 ({_FLOAT32_LEAST:.3g}), "
+                f"not {self.repetition_penalty!r}; 1 switches it off"
+            )
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r:.80}")
         for token, bias in self.logit_bias.items():

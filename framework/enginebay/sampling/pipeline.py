@@ -184,6 +184,10 @@ class Sampler:
         scaled, highest = scale(logits, rows, greedy)
         for processor, mask in second:
             step.apply(processor, scaled, mask)
+        if second:
+            # Greedy rows took their token before this stage.
+            emptied = (scaled == -torch.inf).all(dim=1) & (rows.temperature != 0.0)
+            forbidden = forbidden | emptied
         scaled = filtered(scaled, rows)
         token_ids = torch.where(forbidden, NO_TOKEN_LEFT, draw(scaled, rows, greedy))
         if not self._processed:

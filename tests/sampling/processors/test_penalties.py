@@ -58,6 +58,23 @@ def test_repetition_equals_transformers(run: Callable[..., Tensor], penalty: flo
     assert torch.equal(ours, theirs)
 
 
+@given(
+    logits=st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=VOCAB, max_size=VOCAB),
+    penalty=st.sampled_from([2.0**-149, 1e-38, 0.5, 3.0, 3e38]),
+    forbidden=st.sets(tokens, max_size=3),
+)
+def test_no_penalty_overflows(
+    run: Callable[..., Tensor], logits: list[float], penalty: float, forbidden: set[int]
+) -> None:
+    """What was allowed stays finite, so that it can be drawn and scored; what was forbidden stays forbidden."""
+    given_logits = torch.tensor([logits])
+    given_logits[0, list(forbidden)] = -torch.inf
+    seat = {"prompt": [0, 1, 2], "output": [3, 4, 4], "repetition_penalty": penalty, "frequency_penalty": -2.0}
+    changed = run(Penalties, given_logits.clone(), [seat])[0]
+    assert changed.isfinite().tolist() == [token not in forbidden for token in range(VOCAB)]
+    assert changed[list(forbidden)].isneginf().all()
+
+
 def test_a_forbidden_token_stays_forbidden(run: Callable[..., Tensor]) -> None:
     logits = torch.full((1, VOCAB), -torch.inf)
     seat = {

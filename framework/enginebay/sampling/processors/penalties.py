@@ -47,9 +47,13 @@ class Penalties(LogitsProcessor):
         repetition, frequency, presence = (column.unsqueeze(1) for column in flat.columns)
         seen, count = self._occurrences(rows, flat.rows)
         part = logits[flat.rows]
+        forbidden = part == -torch.inf
         part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
         part -= frequency * count
         part -= presence * (count > 0)
+        # A tiny or a huge repetition penalty overflows: +inf would make NaN of the row's softmax, -inf forbid the token.
+        most = torch.finfo(part.dtype).max
+        part.clamp_(min=-most, max=most).masked_fill_(forbidden, -torch.inf)
         logits[flat.rows] = part
 
     def _occurrences(self, rows: SamplerRows, asked: Tensor) -> tuple[Tensor, Tensor]:
