@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from enginebay.sampling.logprobs import Scores, _smallest_at_border, score
+from enginebay.sampling.logprobs import _smallest_at_border, score
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,12 +85,3 @@ def test_a_token_that_is_none_is_impossible(token: int) -> None:
     assert found.token_ids.tolist() == [[token, 1]]
     assert found.values[0, 0] == -torch.inf
     assert found.ranks.tolist() == [3]
-
-
-def test_parts_join_in_order() -> None:
-    logits, tokens = torch.randn(5, 9), torch.arange(5)
-    parts = [score(logits[a:b], tokens[a:b], 2, as_logits=False) for a, b in ((0, 2), (2, 5))]
-    joined, whole = Scores.join(parts), score(logits, tokens, 2, as_logits=False)
-    assert torch.equal(joined.token_ids, whole.token_ids)
-    assert torch.equal(joined.values, whole.values)
-    assert torch.equal(joined.ranks, whole.ranks)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from enginebay.interfaces.scheduler import NewRequest, PromptLogprobs, SchedulerOutput
+from enginebay.interfaces.scheduler import NewRequest, PromptLogprobs, SchedulerOutput, TokenLogprobs
+from enginebay.sampling.logprobs import Scores, score
 from enginebay.sampling.params import SamplingParams
 from enginebay.worker import prompt_scorer
 from enginebay.worker.prompt_scorer import PromptScorer
@@ -73,7 +74,7 @@ def test_every_token_but_the_first_is_scored_once(data: st.DataObject, chunk: in
     computed = dict.fromkeys(prompts, 0)
     known = dict.fromkeys(prompts, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompt_scorer, "_CHUNK", chunk)
+        patch.setattr(prompt_scorer, "PROMPT_CHUNK", chunk)
         for _ in range(25):
             rows = [
                 (slot, at, data.draw(st.integers(1, max(len(prompts[slot]) - at, 1))))
@@ -83,7 +84,7 @@ def test_every_token_but_the_first_is_scored_once(data: st.DataObject, chunk: in
             output = step(rows, {s: len(p) for s, p in prompts.items()})
             hidden = torch.cat([states[s][c : c + t] for s, c, t in rows])
             stretches = made.stretches(output)
-            scored = made.score(stretches, output, hidden).to_host() if stretches else {}
+            scored = made.score(stretches, output, hidden) if stretches else {}
             for row, (slot, at, taken) in enumerate(rows):
                 end, num_top = min(at + taken + 1, len(prompts[slot])), wanted[slot]
                 if num_top is None or end <= known[slot]:
@@ -101,3 +102,37 @@ def test_every_token_but_the_first_is_scored_once(data: st.DataObject, chunk: in
 def test_a_prompt_of_one_token_has_no_score() -> None:
     made = scorer({0: [4]}, {0: 3})
     assert made.stretches(step([(0, 0, 1)], {0: 1})) == []
+
+
+def test_scores_leave_the_device_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a prompt and wide its wish, no call scores more than a chunk, and each is copied before the next."""
+    events: list[str] = []
+
+    def noted(logits: Tensor, token_ids: Tensor, num_top: int, *, as_logits: bool) -> Scores:
+        events.append(f"score {len(logits)} {num_top}")
+        return score(logits, token_ids, num_top, as_logits=as_logits)
+
+    def copied(scores: Scores) -> TokenLogprobs:
+        events.append("copy")
+        return to_host(scores)
+
+    to_host = Scores.to_host
+    monkeypatch.setattr(prompt_scorer, "PROMPT_CHUNK", 4)
+    monkeypatch.setattr(prompt_scorer, "score", noted)
+    monkeypatch.setattr(Scores, "to_host", copied)
+    prompts = {0: [1, 2, 3, 4, 5, 6, 7], 1: [3, 2, 1, 0]}
+    made = scorer(prompts, {0: -1, 1: 2})
+    output = step([(0, 0, 7), (1, 0, 4)], {0: 7, 1: 4})
+    scored = made.score(made.stretches(output), output, torch.randn(11, WIDTH))
+    # Six tokens of the one and three of the other: the last chunk is as narrow as those that share it.
+    assert events == ["score 4 -1", "copy", "score 4 -1", "copy", "score 1 2", "copy"]
+    assert scored[0].positions.token_ids.shape == (6, 1 + VOCAB)
+    assert scored[1].positions.token_ids.shape == (3, 3)
+
+
+def test_a_narrow_row_does_not_keep_its_wide_neighbour_alive() -> None:
+    prompts = {0: [1, 2, 3], 1: [3, 2, 1]}
+    made = scorer(prompts, {0: -1, 1: 0})
+    output = step([(0, 0, 3), (1, 0, 3)], {0: 3, 1: 3})
+    positions = made.score(made.stretches(output), output, torch.randn(6, WIDTH))[1].positions
+    assert all(array.base is None for array in (positions.token_ids, positions.logprobs, positions.ranks))

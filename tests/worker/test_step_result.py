@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from enginebay.interfaces.scheduler import SchedulerOutput
+from enginebay.interfaces.scheduler import PromptLogprobs, SchedulerOutput
 from enginebay.sampling.logprobs import score
 from enginebay.sampling.pipeline import RowScores
-from enginebay.worker.step_result import PromptScores, PromptStretch, StepResult, done
+from enginebay.worker.step_result import StepResult, done
 
 
 def output(samples: list[bool]) -> SchedulerOutput:
@@ -35,16 +35,12 @@ def test_ids_and_counts() -> None:
 
 
 def test_a_step_amid_prompts_has_no_ids_but_may_have_scores() -> None:
-    scores = score(torch.randn(3, 7), torch.tensor([1, 2, 3]), 4, as_logits=False)
-    stretches = [PromptStretch(1, 6, 1, 0), PromptStretch(0, 1, 2, -1)]
-    made = StepResult(output([False, False]), None, None, PromptScores(stretches, scores)).to_host()
+    scores = score(torch.randn(3, 7), torch.tensor([1, 2, 3]), 4, as_logits=False).to_host()
+    prompt = {1: PromptLogprobs(6, scores)}
+    made = StepResult(output([False, False]), None, prompt=prompt).map(torch.clone).to_host()
     assert made.token_ids.shape == (2, 1)
     assert made.num_sampled.tolist() == [0, 0]
-    narrow, wide = made.prompt_logprobs[1], made.prompt_logprobs[0]
-    assert (narrow.start, narrow.positions.token_ids.tolist()) == (6, [[1]])
-    assert wide.start == 1
-    assert wide.positions.token_ids.tolist() == scores.token_ids[1:].tolist()
-    assert wide.positions.logprobs.tolist() == scores.values[1:].tolist()
+    assert made.prompt_logprobs == prompt
 
 
 def test_scores_of_some_rows_stand_at_their_rows() -> None:

@@ -39,15 +39,6 @@ class Scores:
         """As arrays; the tensors must be on the host."""
         return TokenLogprobs(self.token_ids.numpy(), self.values.numpy(), self.ranks.numpy())
 
-    @staticmethod
-    def join(parts: list[Scores]) -> Scores:
-        """Those of successive positions as one."""
-        return Scores(
-            torch.cat([part.token_ids for part in parts]),
-            torch.cat([part.values for part in parts]),
-            torch.cat([part.ranks for part in parts]),
-        )
-
 
 def score(logits: Tensor, token_ids: Tensor, num_top: int, *, as_logits: bool) -> Scores:
     """Score `token_ids` by the logits of their positions.

@@ -15,14 +15,14 @@ from enginebay.errors import ExecutorError
 from enginebay.interfaces.attention import PlanState
 from enginebay.interfaces.batch import Batch, Bucket
 from enginebay.interfaces.model import CausalLM
-from enginebay.interfaces.scheduler import SchedulerOutput
+from enginebay.interfaces.scheduler import PromptLogprobs, SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
 from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
 from enginebay.worker.cpu_replay import DecodeReplays
 from enginebay.worker.cuda_graphs import DecodeGraph
 from enginebay.worker.prompt_scorer import PromptScorer
-from enginebay.worker.step_result import PromptScores, StepResult
+from enginebay.worker.step_result import StepResult
 
 
 class ModelRunner:
@@ -72,7 +72,7 @@ class ModelRunner:
         self._replays = DecodeReplays(model, self.runtimes) if batch.device.type == "cpu" else None
         #: captured sizes, ascending
         self.graph_sizes: tuple[int, ...] = ()
-        self._pending: tuple[SchedulerOutput, Tensor | None, PromptScores | None] | None = None
+        self._pending: tuple[SchedulerOutput, Tensor | None, dict[int, PromptLogprobs]] | None = None
 
     def capture(self, sizes: Sequence[int]) -> None:
         """Capture a decode step at each of `sizes` rows, largest first so that they share one memory pool."""
@@ -90,7 +90,7 @@ class ModelRunner:
             self.sampler.add(output.new_requests)
             self._scorer.add(output.new_requests)
         size = self._graph_size(output)
-        prompt: PromptScores | None = None
+        prompt: dict[int, PromptLogprobs] = {}
         if size is None:
             batch = self.batch.apply(output)
             self.plan(batch, self._eager_states)

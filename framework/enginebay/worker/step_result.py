@@ -5,47 +5,16 @@ It knows tensors and copies; it does not know how they were made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from enginebay.interfaces.scheduler import ModelOutput, PromptLogprobs, SchedulerOutput, TokenLogprobs
-from enginebay.sampling.logprobs import Scores
 from enginebay.sampling.pipeline import RowScores
-
-
-@dataclass(frozen=True, slots=True)
-class PromptStretch:
-    """Consecutive prompt tokens of one row."""
-
-    row: int
-    #: index in the prompt of the first
-    start: int
-    num_tokens: int
-    #: likeliest tokens wanted at each; -1 wants all
-    num_top: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Scores of some rows' prompt tokens, one stretch after the other."""
-
-    stretches: Sequence[PromptStretch]
-    scores: Scores
-
-    def to_host(self) -> dict[int, PromptLogprobs]:
-        """By row, each cut to what it asked."""
-        found, first, scores = {}, 0, self.scores.to_host()
-        for stretch in self.stretches:
-            here = slice(first, first := first + stretch.num_tokens)
-            width = None if stretch.num_top < 0 else 1 + stretch.num_top
-            cut = TokenLogprobs(scores.token_ids[here, :width], scores.logprobs[here, :width], scores.ranks[here])
-            found[stretch.row] = PromptLogprobs(stretch.start, cut)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +25,17 @@ class StepResult:
     #: int64 ``[R]``, undefined in rows that do not sample; None if none does
     token_ids: Tensor | None
     logprobs: RowScores | None = None
-    prompt: PromptScores | None = None
+    #: prompt tokens' scores by row, on the host already
+    prompt: dict[int, PromptLogprobs] = field(default_factory=dict)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> StepResult:
         """This with each tensor put through `function`."""
-        logprobs, prompt = self.logprobs, self.prompt
+        logprobs = self.logprobs
         return StepResult(
             self.output,
             None if self.token_ids is None else function(self.token_ids),
             None if logprobs is None else RowScores(logprobs.rows, logprobs.scores.map(function)),
-            None if prompt is None else PromptScores(prompt.stretches, prompt.scores.map(function)),
+            self.prompt,
         )
 
     def to_host(self) -> ModelOutput:
@@ -79,7 +49,7 @@ class StepResult:
             token_ids,
             samples,
             None if self.logprobs is None else _spread(self.logprobs, len(samples)),
-            {} if self.prompt is None else self.prompt.to_host(),
+            self.prompt,
         )
 
 

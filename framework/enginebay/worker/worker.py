@@ -115,7 +115,7 @@ class DeviceWorker:
     def sample(self) -> Future[ModelOutput]:
         """Sample; the future completes when the result is on the host, without holding up the next step's launch."""
         result = self._require_runner().sample()
-        if self._output_stream is None or (result.token_ids is None and result.prompt is None):
+        if self._output_stream is None or result.token_ids is None:
             return done(result.to_host())
         return CopyingFuture(result, self._output_stream)
 
