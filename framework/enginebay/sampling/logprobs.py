@@ -64,7 +64,7 @@ def score(logits: Tensor, token_ids: Tensor, num_top: int, *, as_logits: bool) -
     ranks = (values >= own).sum(dim=1, dtype=torch.int32)
     top = _likeliest(values, vocab if num_top < 0 else min(num_top, vocab))
     return Scores(
-        torch.cat([token_ids.unsqueeze(1), top], dim=1).to(torch.int32),
+        torch.cat([token_ids.unsqueeze(1).int(), top.int()], dim=1),
         torch.cat([own, values.gather(1, top)], dim=1),
         ranks,
     )
