@@ -40,6 +40,23 @@ TEXTS = [
     "import numpy as np\nx = np.",
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+#: all that a step can be asked for besides the prompt's log-probabilities
+EVERYTHING = SamplingParams(
+    temperature=0.8,
+    top_p=0.95,
+    top_k=50,
+    min_p=0.01,
+    seed=1,
+    repetition_penalty=1.2,
+    presence_penalty=0.5,
+    frequency_penalty=0.2,
+    logit_bias={5: 1.0},
+    bad_words=["the", " and so"],
+    allowed_token_ids=range(40_000),
+    min_tokens=4,
+    logprobs=5,
+    max_tokens=48,
+)
 ROWS: list[dict[str, Any]] = []
 
 
@@ -164,12 +181,37 @@ def check_graph(out: Path, model: str, backend: str, dtype: str) -> None:
     )
 
 
-def check_no_sync(out: Path, model: str, backend: str, sizes: list[int]) -> None:
+def check_prefix_hits(out: Path, model: str, backend: str) -> None:
+    """Cold, warm and evicted: float32 tokens are the same, seeded draws and log-probabilities too, graph or not."""
+    sizes = [8] if backend == "flashinfer" else []
+    dtype = "bfloat16" if backend == "flashinfer" else "float32"
+    llm = engine(model, dtype=dtype, attention={"backend": backend}, graphs={"decode_sizes": sizes}, max_model_len=1024)
+    shared = list(llm.tokenize(" ".join(TEXTS))["prompt_token_ids"])
+    jobs: list[Any] = [{"prompt_token_ids": [*shared[:n], n]} for n in range(20, 60, 5)]
+    found = [[o.outputs[0] for o in llm.generate(jobs, GREEDY)] for _ in range(2)]
+    drawn = [[o.outputs[0] for o in llm.generate(jobs, EVERYTHING)] for _ in range(2)]
+    stats = llm.stats()
+    close(llm)
+    row(
+        out,
+        f"prefix cache warm = cold ({backend}, {dtype})",
+        greedy_equal=[a.token_ids for a in found[0]] == [a.token_ids for a in found[1]],
+        drawn_equal=[a.token_ids for a in drawn[0]] == [a.token_ids for a in drawn[1]],
+        logprobs_given=all(len(a.logprobs or ()) == len(a.token_ids) for a in drawn[1]),
+        hits=stats.num_prefix_hits,
+        free=stats.num_free_blocks == stats.num_blocks,
+    )
+
+
+def check_no_sync(
+    out: Path, model: str, backend: str, sizes: list[int], params: SamplingParams = GREEDY, asked: str = "greedy"
+) -> None:
     """Launch and sampling of every step under torch's sync guard, which raises on a device-to-host wait."""
     llm = engine(
         model, dtype="bfloat16", attention={"backend": backend}, graphs={"decode_sizes": sizes}, max_model_len=1024
     )
-    tokens(llm, TEXTS)  # compile and warm up
+    tokens(llm, TEXTS, params)  # compile and warm up
+    llm.reset_prefix_cache()
     runner = runner_of(llm)
     guarded = 0
 
@@ -188,9 +230,9 @@ def check_no_sync(out: Path, model: str, backend: str, sizes: list[int]) -> None
     runner.execute = guard(runner.execute)  # type: ignore[method-assign]
     runner.sample = guard(runner.sample)  # type: ignore[method-assign]
     depth = llm._client._core._depth  # type: ignore[attr-defined]
-    tokens(llm, TEXTS)
+    tokens(llm, TEXTS, params)
     close(llm)
-    row(out, f"no synchronisation ({backend}, graphs {sizes})", steps_in_flight=depth, guarded_calls=guarded)
+    row(out, f"no synchronisation ({backend}, graphs {sizes}, {asked})", steps_in_flight=depth, guarded_calls=guarded)
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -203,6 +245,7 @@ def measure(out: Path, name: str, model: str, work: str, **tree: Any) -> None:
     jobs: list[Any] = [{"prompt_token_ids": p} for p in prompts]
     seconds = []
     for _ in range(3):
+        llm.reset_prefix_cache()  # a run must not find the prompts of the one before
         torch.cuda.synchronize()
         start = time.perf_counter()
         llm.generate(jobs, params)
@@ -223,6 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--only", help="run the stages whose function's name holds this")
     args = parser.parse_args()
     import transformers
 
@@ -245,6 +289,9 @@ def main() -> None:
         (check_no_sync, (args.model, "torch", []), {}),
         (check_no_sync, (args.model, "flashinfer", []), {}),
         (check_no_sync, (args.model, "flashinfer", [8]), {}),
+        (check_no_sync, (args.model, "flashinfer", [8]), {"params": EVERYTHING, "asked": "everything"}),
+        (check_prefix_hits, (args.model, "torch"), {}),
+        (check_prefix_hits, (args.model, "flashinfer"), {}),
     ]
     eager: dict[str, Any] = {}
     captured: dict[str, Any] = {"graphs": graphs, "max_model_len": 1024}
@@ -265,6 +312,8 @@ def main() -> None:
     ]
     failed = 0
     for stage, positional, options in stages:
+        if args.only and args.only not in stage.__name__:
+            continue
         try:
             stage(args.out, *positional, **options)
         except Exception:

@@ -51,6 +51,6 @@ class AllowedTokens(LogitsProcessor):
         if self._forbidden is None or self._forbidden[0] is not flat:
             size = (len(flat.rows), self.context.vocab_size + 1)
             mask = torch.ones(size, dtype=torch.bool, device=self.context.device)
-            mask[flat.place_of_entry, flat.columns[0]] = False
+            mask.index_put_((flat.place_of_entry, flat.columns[0]), mask.new_zeros(()))  # see min_tokens
             self._forbidden = (flat, mask[:, :-1])
         return self._forbidden[1]

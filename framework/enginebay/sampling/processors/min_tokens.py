@@ -38,4 +38,5 @@ class MinTokens(LogitsProcessor):
         # A token of index i is the i+1st, so the first that may end a request has the index min_tokens. The host knows it.
         flat = self._entries.flat(rows.slots_host, rows.output_index_host < self._least[rows.slots_host])
         if flat is not None:
-            logits[flat.row_of_entry, flat.columns[0]] = -torch.inf
+            # Not an assignment: a Python number would be copied to the device, and waited for.
+            logits.index_put_((flat.row_of_entry, flat.columns[0]), logits.new_full((), -torch.inf))
