@@ -1,4 +1,5 @@
-"""Host time of the scheduler: microseconds a step of ``schedule`` and ``update``, at full batch and under a long queue.
+"""Host time of the scheduler: microseconds a step of ``schedule`` and ``update``, at full batch and under a long queue; and
+of finding a long prompt in the prefix cache.
 
     python benchmarks/scheduler.py
 
@@ -68,8 +69,32 @@ def measure(title: str, num_requests: int, num_blocks: int) -> None:
     )
 
 
+def measure_prefix(tokens: int) -> None:
+    """Look-up of a long prompt that is cached, by a fresh request, as an engine meets it."""
+    kv = KVCacheCoordinator(windows=[None], block_size=16, num_blocks=4096, max_num_seqs=2, max_model_len=40_000)
+    prompt = np.random.default_rng(0).integers(0, 50_000, tokens).astype(np.int32)
+    slot, count = np.zeros(1, np.int32), np.full(1, tokens, np.int32)
+
+    def request() -> Request:
+        return Request("r", prompt, SamplingParams(), frozenset(), 16, seed=0)
+
+    first = request()
+    kv.seat(0, first, kv.find_prefix(first))
+    kv.allocate(slot, count)
+    kv.commit(slot, count)
+    kv.free(0)
+    milliseconds = []
+    for _ in range(20):
+        fresh = request()
+        start = time.perf_counter()
+        hit = kv.find_prefix(fresh)
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+    print(f"prefix of {hit.num_tokens:,} of {tokens:,} tokens found in {np.median(milliseconds):.2f} ms")
+
+
 if __name__ == "__main__":
     plenty = NUM_SEQS * -(-(PROMPT + OUTPUTS) // 16) + 1
     measure("256 running", NUM_SEQS, plenty)
     measure("256 running, 1,000 waiting", NUM_SEQS + 1000, plenty)
     measure("blocks for a third, 1,000 waiting", NUM_SEQS + 1000, plenty // 3)
+    measure_prefix(32_768)
