@@ -8,6 +8,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from enginebay.errors import RequestError
 from enginebay.sampling.params import SamplingParams
@@ -57,7 +58,7 @@ def test_values_in_range_are_taken(name: str, values: tuple[Any, ...]) -> None:
         ("top_k", (-2, 2**31, 2**70, 1.0, math.nan, "5", None, True)),
         ("max_tokens", (0, -1, 1.5, math.nan, "16", True)),
         ("seed", (-1, 2**64, 1.0, math.nan, "7", True)),
-        ("stop_token_ids", ((-1,), (1, 2.0), ("2",), (True,), (None,), "ab", 5, None)),
+        ("stop_token_ids", ((-1,), (1, 2.0), ("2",), (True,), (None,), "ab", 5)),
         ("ignore_eos", (0, 1, None, "true")),
         ("skip_special_tokens", (0, 1, None, "true")),
         ("n", (0, -1, True, 1.0, 5000)),
@@ -67,12 +68,12 @@ def test_values_in_range_are_taken(name: str, values: tuple[Any, ...]) -> None:
         ("min_tokens", (-1, 1.0, None, True)),
         ("logprobs", (-2, 1.5, True, "5")),
         ("prompt_logprobs", (-2, 1.5, True, "5")),
-        ("logit_bias", ({-1: 1.0}, {1.5: 1.0}, {"1": 1.0}, {1: math.nan}, {1: math.inf}, {1: "x"}, [1], None)),
+        ("logit_bias", ({-1: 1.0}, {1.5: 1.0}, {"1": 1.0}, {1: math.nan}, {1: math.inf}, {1: "x"}, [1])),
         ("allowed_token_ids", ((), (-1,), (1.5,), "ab", {1: 2})),
         ("bad_words", ((1,), ("",), 5, b"x")),
         ("stop", ((1,), ("",), 5, b"x", bytearray(b"x"))),
         ("include_stop_str_in_output", (0, None)),
-        ("extra_args", (1, {1: {}}, {"a": 1}, None)),
+        ("extra_args", (1, {1: {}}, {"a": 1})),
         ("detokenize", (0, 1, None, "true")),
     ],
 )
@@ -150,3 +151,17 @@ def test_it_survives_copying() -> None:
     params = SamplingParams(temperature=0.5, logit_bias={3: 1.5}, extra_args={"x": {"y": 1}})
     assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
     assert dataclasses.replace(params, n=2).n == 2
+
+
+def test_none_stands_for_nothing_where_vllm_has_it_so() -> None:
+    nothing: Any = None
+    params = SamplingParams(stop_token_ids=nothing, logit_bias=nothing, extra_args=nothing, stop=nothing)
+    assert params == SamplingParams()
+
+
+def test_numpy_scalars_become_pythons() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), seed=np.int64(3), ignore_eos=np.bool_(True), n=np.int32(2))  # type: ignore[arg-type]
+    assert params == SamplingParams(temperature=0.5, seed=3, ignore_eos=True, n=2)
+    assert [type(v) for v in (params.temperature, params.seed, params.ignore_eos)] == [float, int, bool]
+    with pytest.raises(RequestError, match="seed must be an integer"):
+        SamplingParams(seed=np.array([3]))  # type: ignore[arg-type]

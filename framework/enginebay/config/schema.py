@@ -96,7 +96,8 @@ class SchedulerConfig(Section):
     """Most tokens a step computes; "auto" is 8192 on cuda and 2048 on cpu."""
     max_prefill_tokens: AutoOrPositive = "auto"
     """Most prompt tokens in a step that also decodes, so that a flood of prompts does not stall running requests; "auto"
-    lets prompts take what is left of max_num_batched_tokens."""
+    lets prompts take what is left of max_num_batched_tokens. With chunked_prefill off, a longer prompt waits until nothing
+    decodes."""
     chunked_prefill: bool = True
     """Spread a prompt over several steps where it does not fit one. When false, a prompt runs in one step."""
     async_scheduling: bool = True

@@ -99,6 +99,12 @@ class SamplingParams:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        for name, nothing in (("stop_token_ids", ()), ("logit_bias", {}), ("extra_args", {})):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, nothing)
+        for f in fields(self):  # numpy's scalars become Python's
+            if type(value := getattr(self, f.name)).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+                object.__setattr__(self, f.name, value.item())
         _integer("n", self.n, 1, _MAX_N)
         _number("temperature", self.temperature, 0.0, _FLOAT32_MAX)
         _number("top_p", self.top_p, 0.0, 1.0)
@@ -135,7 +141,7 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r:.80}")
         for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0)
+            _integer("logit_bias: a token id", token, 0)
             _number(f"logit_bias[{token}]", bias, -_FLOAT32_MAX, _FLOAT32_MAX)
         if self.allowed_token_ids is not None:
             self._make_tuple("allowed_token_ids", "token ids")
