@@ -59,6 +59,7 @@ def engine(folder: Path, dice: random.Random | None) -> LLM:
         "device": "cpu",
         "cache": {"block_size": 16, "num_blocks": 64, "prefix_caching": False},
         "scheduler": {"max_num_seqs": 1, "async_scheduling": False},
+        "sampler": {"logprobs_mode": "processed_logprobs"},
     }
     if dice is not None:
         tree["cache"] = {
@@ -201,7 +202,8 @@ def main() -> None:
             settled = memory if number == 5 else settled
             print(
                 f"{(time.monotonic() - start) / 60:5.1f} min  round {number:4}  finished {life.finished:4}  "
-                f"closed {life.closed:3}  compared {life.checked:3} ({life.near_ties} near ties)  preemptions {stats.num_preemptions:4}  "
+                f"closed {life.closed:3}  compared {life.checked:3} ({life.near_ties} near ties)  "
+                f"preemptions {stats.num_preemptions:4}  "
                 f"cached {stats.num_prefix_hits}/{stats.num_prefix_queries}  {config.scheduler.policy:8}  "
                 f"rss {memory:5.0f} MiB",
                 flush=True,
