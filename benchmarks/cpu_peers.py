@@ -37,7 +37,8 @@ def parse_peers(text: str) -> dict[str, str]:
         name, equals, python = item.partition("=")
         if name not in PEERS or not equals or not python or name in peers:
             raise argparse.ArgumentTypeError(f"{item!r}: expected NAME=PYTHON, each of {', '.join(PEERS)} at most once")
-        peers[name] = python
+        # The engines start elsewhere, so a relative path must be made whole here; links stay, or a venv would be left.
+        peers[name] = os.path.abspath(os.path.expanduser(python)) if os.sep in python else python
     return peers
 
 
