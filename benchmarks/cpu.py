@@ -27,8 +27,7 @@ def rss_bytes() -> int:
 
 def run(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:
     params = [SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=n) for n in lengths]
-    if hasattr(llm, "reset_prefix_cache"):
-        llm.reset_prefix_cache()  # a run must not find the prompts of the one before
+    llm.reset_prefix_cache()  # a run must not find the prompts of the one before
     start = time.perf_counter()
     llm.generate([{"prompt_token_ids": p} for p in prompts], params)
     return time.perf_counter() - start

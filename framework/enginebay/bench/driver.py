@@ -76,8 +76,7 @@ def start_enginebay(job: dict[str, Any], mark: Mark) -> Started:
             )
             for i, length in enumerate(run["lengths"])
         ]
-        if hasattr(llm, "reset_prefix_cache"):
-            llm.reset_prefix_cache()
+        llm.reset_prefix_cache()
         start = time.perf_counter()
         try:
             streams = [

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
 
 from pydantic import BaseModel
 from torch import Tensor
 
-from enginebay.errors import EngineBayError, PluginError
 from enginebay.interfaces.sampler import LogitsProcessor, ProcessorContext, SamplerRows
 from enginebay.interfaces.scheduler import Int32Array, NewRequest
+from enginebay.plugins.making import called, made_by
 from enginebay.plugins.records import LogitsProcessorRecord
-from enginebay.plugins.registration import explain
 from enginebay.sampling.pipeline import StagedProcessor
 
-Result = TypeVar("Result")
+#: what helps besides mending the plugin
+_OTHERWISE = "leave it out of sampler.processors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +39,8 @@ def build_processors(parts: Sequence[ProcessorPart], context: ProcessorContext) 
         record = part.record
         own = replace(context, options=part.options)
         name = f"logits processor {record.name}"
-        made = _call(name, "its factory", partial(record.factory, own))
-        if not isinstance(made, LogitsProcessor):
-            raise PluginError(f"{name}: its factory must return a LogitsProcessor, not {made!r}")
+        # mypy calls the class abstract; nothing is made of it here
+        made = made_by(record, own, LogitsProcessor, name, _OTHERWISE)  # type: ignore[type-abstract]
         built.append(StagedProcessor(NamedProcessor(name, made), record.stage, record.argmax_invariant))
     return built
 
@@ -57,23 +54,12 @@ class NamedProcessor(LogitsProcessor):
 
     def add(self, requests: Sequence[NewRequest]) -> None:
         """Pass on."""
-        _call(self._name, "add", lambda: self._processor.add(requests))
+        called(lambda: self._processor.add(requests), self._name, "add", _OTHERWISE)
 
     def applies_to(self, slots: Int32Array) -> bool:
         """Pass on."""
-        return _call(self._name, "applies_to", lambda: self._processor.applies_to(slots))
+        return called(lambda: self._processor.applies_to(slots), self._name, "applies_to", _OTHERWISE)
 
     def apply(self, logits: Tensor, rows: SamplerRows) -> None:
         """Pass on."""
-        _call(self._name, "apply", lambda: self._processor.apply(logits, rows))
-
-
-def _call(name: str, what: str, function: Callable[[], Result]) -> Result:
-    try:
-        return function()
-    except EngineBayError:
-        raise
-    except Exception as error:  # the plugin's own code may raise anything
-        raise PluginError(
-            f"{name}: {what} failed: {explain(error)}; correct it, or leave it out of sampler.processors"
-        ) from error
+        called(lambda: self._processor.apply(logits, rows), self._name, "apply", _OTHERWISE)

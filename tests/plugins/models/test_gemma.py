@@ -72,9 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_equal_transformers(lab: Any, variant: str, offset: int) -> None:
     """C59."""
     conf = config(**VARIANTS[variant])
-    hf = hf_model(conf)
-    ours = lab.twin(hf, conf, max_model_len=8300).step({0: IDS}, offset)
-    torch.testing.assert_close(ours, lab.reference(hf, IDS, offset), rtol=1e-4, atol=1e-4)
+    lab.check_logits(hf_model(conf), conf, IDS, offset)
 
 
 def test_a_capped_attention_equals_transformers_capped(lab: Any) -> None:
@@ -90,39 +88,19 @@ def test_a_capped_attention_equals_transformers_capped(lab: Any) -> None:
 def test_greedy_tokens_equal_transformers_over_windows(lab: Any) -> None:
     """The prompt in two chunks, then one token a step beside another row's prefill."""
     conf = config()
-    hf = hf_model(conf)
-    runner = lab.twin(hf, conf)
-    runner.step({1: IDS[:4]})
-    logits, tokens = runner.step({1: IDS[4:]}), list(IDS)
-    for step in range(12):
-        tokens.append(int(logits[-1 if step != 1 else 0].argmax()))
-        logits = runner.step({1: tokens[-1:]} | ({0: IDS[::-1]} if step == 0 else {}))
-    want = hf.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert tokens == want[0].tolist()
+    lab.check_greedy(hf_model(conf), conf, IDS, beside=True)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("tied", [True, False])
 def test_ranks_together_equal_one(lab: Any, world: int, tied: bool) -> None:
     conf = config(tie_word_embeddings=tied, final_logit_softcapping=20.0)
-    hf = hf_model(conf)
-    ranks = lab.ranks(conf, lab.saved(hf), world, {0: IDS})
-    assert len(ranks) == world
-    for logits in ranks:
-        torch.testing.assert_close(logits, lab.reference(hf, IDS), rtol=1e-4, atol=1e-4)
+    lab.check_ranks(hf_model(conf), conf, IDS, world)
 
 
 def test_pipeline_cut_equals_the_whole(lab: Any) -> None:
     conf = config()
-    hf = hf_model(conf)
-    runner = lab.twin(hf, conf)
-    runner.step({0: IDS})  # sets the batch; the cut below rewrites the same slots
-    model, batch = runner.model, runner.runtimes[0].batch
-    with torch.no_grad():
-        hidden, residual = model.forward_layers(model.embed(batch.input_ids), None, batch.positions, 0, 2)
-        hidden, residual = model.forward_layers(hidden, residual, batch.positions, 2, 4)
-        got = model.compute_logits(model.final_norm(hidden, residual))
-    torch.testing.assert_close(got, lab.reference(hf, IDS), rtol=1e-4, atol=1e-4)
+    lab.check_pipeline_cut(hf_model(conf), conf, IDS, 2)
 
 
 def test_embeddings_are_scaled_by_a_rounded_root_as_in_transformers() -> None:

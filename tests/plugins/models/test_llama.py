@@ -73,9 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_equal_transformers(lab: Any, variant: str, offset: int) -> None:
     """C59: also far from position 0."""
     conf = config(**VARIANTS[variant])
-    hf = hf_model(conf)
-    ours = lab.twin(hf, conf, max_model_len=8200).step({0: IDS}, offset)
-    torch.testing.assert_close(ours, lab.reference(hf, IDS, offset), rtol=1e-4, atol=1e-4)
+    lab.check_logits(hf_model(conf), conf, IDS, offset, max_model_len=8200)
 
 
 def test_chunks_and_decode_beside_a_prefill_equal_one_pass(lab: Any) -> None:
@@ -108,12 +106,7 @@ def test_ranks_together_equal_one(lab: Any, world: int, heads: int, kv_heads: in
         tie_word_embeddings=tied,
         vocab_size=300,
     )
-    hf = hf_model(conf)
-    want = lab.reference(hf, IDS)
-    ranks = lab.ranks(conf, lab.saved(hf), world, {0: IDS})
-    assert len(ranks) == world
-    for logits in ranks:
-        torch.testing.assert_close(logits, want, rtol=1e-4, atol=1e-4)
+    lab.check_ranks(hf_model(conf), conf, IDS, world)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +135,7 @@ class UnusedComm:
 
 def test_pipeline_cut_equals_the_whole(lab: Any) -> None:
     conf = config()
-    hf = hf_model(conf)
-    runner = lab.twin(hf, conf)
-    runner.step({0: IDS})  # sets the batch; the cut below rewrites the same slots
-    model, batch = runner.model, runner.runtimes[0].batch
-    with torch.no_grad():
-        hidden, residual = model.forward_layers(model.embed(batch.input_ids), None, batch.positions, 0, 2)
-        hidden, residual = model.forward_layers(hidden, residual, batch.positions, 2, 3)
-        got = model.compute_logits(model.final_norm(hidden, residual))
-    torch.testing.assert_close(got, lab.reference(hf, IDS), rtol=1e-4, atol=1e-4)
+    lab.check_pipeline_cut(hf_model(conf), conf, IDS, 2)
 
 
 def test_meta_build_yields_the_attention_specs_and_takes_no_memory() -> None:

@@ -59,33 +59,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_equal_transformers(lab: Any, variant: str, offset: int) -> None:
     """C59."""
     conf = config(**VARIANTS[variant])
-    hf = hf_model(conf)
-    ours = lab.twin(hf, conf, max_model_len=8300).step({0: IDS}, offset)
-    torch.testing.assert_close(ours, lab.reference(hf, IDS, offset), rtol=1e-4, atol=1e-4)
+    lab.check_logits(hf_model(conf), conf, IDS, offset)
 
 
 def test_greedy_tokens_equal_transformers_over_the_window(lab: Any) -> None:
     """The prompt in two chunks, the second beginning inside the first's window."""
     conf = config()
-    hf = hf_model(conf)
-    runner = lab.twin(hf, conf)
-    runner.step({1: IDS[:4]})
-    logits, tokens = runner.step({1: IDS[4:]}), list(IDS)
-    for _ in range(12):
-        tokens.append(int(logits[-1].argmax()))
-        logits = runner.step({1: tokens[-1:]})
-    want = hf.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert tokens == want[0].tolist()
+    lab.check_greedy(hf_model(conf), conf, IDS, beside=False)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_together_equal_one(lab: Any, world: int) -> None:
     conf = config()
-    hf = hf_model(conf)
-    ranks = lab.ranks(conf, lab.saved(hf), world, {0: IDS})
-    assert len(ranks) == world
-    for logits in ranks:
-        torch.testing.assert_close(logits, lab.reference(hf, IDS), rtol=1e-4, atol=1e-4)
+    lab.check_ranks(hf_model(conf), conf, IDS, world)
 
 
 @pytest.mark.parametrize("window", [None, 3])

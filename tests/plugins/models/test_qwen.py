@@ -94,9 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_equal_transformers(lab: Any, family: Family, variant: str, offset: int) -> None:
     """C59, C61."""
     conf = family.config(**VARIANTS[variant])
-    hf = family.hf_model(conf)
-    ours = lab.twin(hf, conf, max_model_len=8300).step({0: IDS}, offset)
-    torch.testing.assert_close(ours, lab.reference(hf, IDS, offset), rtol=1e-4, atol=1e-4)
+    lab.check_logits(family.hf_model(conf), conf, IDS, offset)
 
 
 def test_qwen2_without_a_head_size_divides_the_width(model_lab: Any) -> None:
@@ -119,25 +117,13 @@ def test_qwen2_without_a_head_size_divides_the_width(model_lab: Any) -> None:
 def test_greedy_tokens_equal_transformers_over_windows(lab: Any, family: Family) -> None:
     """The prompt in two chunks, then one token a step beside another row's prefill."""
     conf = family.config(**WINDOWED)
-    hf = family.hf_model(conf)
-    runner = lab.twin(hf, conf)
-    runner.step({1: IDS[:4]})
-    logits, tokens = runner.step({1: IDS[4:]}), list(IDS)
-    for step in range(12):
-        tokens.append(int(logits[-1 if step != 1 else 0].argmax()))
-        logits = runner.step({1: tokens[-1:]} | ({0: IDS[::-1]} if step == 0 else {}))
-    want = hf.generate(torch.tensor([IDS]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert tokens == want[0].tolist()
+    lab.check_greedy(family.hf_model(conf), conf, IDS, beside=True)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_together_equal_one(lab: Any, family: Family, world: int) -> None:
     conf = family.config(attention_bias=True, **WINDOWED)
-    hf = family.hf_model(conf)
-    ranks = lab.ranks(conf, lab.saved(hf), world, {0: IDS})
-    assert len(ranks) == world
-    for logits in ranks:
-        torch.testing.assert_close(logits, lab.reference(hf, IDS), rtol=1e-4, atol=1e-4)
+    lab.check_ranks(family.hf_model(conf), conf, IDS, world)
 
 
 def test_expected_tensors_are_transformers_state_dict(family: Family) -> None:

@@ -192,6 +192,23 @@ def rope_and_cache(
     )
 
 
+def with_heads(query: Tensor, out: Tensor, lse: Tensor | None) -> Tensor:
+    """`query` ``[T, H, D]`` with contiguous heads, copied if need be; refuses outputs that could not be written in place."""
+    heads = (query.shape[2], 1)
+    if out.stride()[1:] != heads or (lse is not None and not lse.is_contiguous()):
+        raise ValueError(f"out and lse need contiguous heads, not strides {out.stride()}")
+    return query if query.stride()[1:] == heads else query.contiguous()
+
+
+def attention_fields(
+    query: Tensor, cache: Tensor, window: int | None, scale: float, soft_cap: float | None
+) -> tuple[float, ...]:
+    """The fields that end every attention kernel's arguments, from ``heads`` on."""
+    _, heads, head_dim = query.shape
+    shape = (heads, cache.shape[3], head_dim, cache.shape[2])
+    return (*shape, window or 0, scale, soft_cap or 0.0, torch.get_num_threads())
+
+
 def decode_attention(
     query: Tensor,
     cache: Tensor,
@@ -210,11 +227,7 @@ def decode_attention(
     ``[R, B]``; seq_lens int32 ``[R]``, at least 1; lse float32 ``[R, H]`` contiguous, natural log. Positions past seq_len
     are not read.
     """
-    rows, heads, head_dim = query.shape
-    if query.stride()[1:] != (head_dim, 1):
-        query = query.contiguous()
-    if out.stride()[1:] != (head_dim, 1) or (lse is not None and not lse.is_contiguous()):
-        raise ValueError(f"out and lse need contiguous heads, not strides {out.stride()}")
+    query = with_heads(query, out, lse)
     _DECODE_ATTENTION(
         query.dtype == torch.bfloat16,
         query.data_ptr(),
@@ -227,13 +240,6 @@ def decode_attention(
         out.data_ptr(),
         out.stride(0),
         0 if lse is None else lse.data_ptr(),
-        rows,
-        heads,
-        cache.shape[3],
-        head_dim,
-        cache.shape[2],
-        window or 0,
-        scale,
-        soft_cap or 0.0,
-        torch.get_num_threads(),
+        query.shape[0],
+        *attention_fields(query, cache, window, scale, soft_cap),
     )

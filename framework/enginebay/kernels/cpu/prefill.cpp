@@ -56,7 +56,8 @@ inline __m512 widen(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
 }
 
-// exp for x <= 0, zero below -87 (denormal numbers are slow, and masked scores are many); NaN stays NaN: 2^n times a polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction).
+// exp for x <= 0, zero below -87 (denormal numbers are slow, and masked scores are many); NaN stays NaN: 2^n times a
+// polynomial on [-ln2/2, ln2/2] (Cody and Waite's reduction).
 inline __m512 exp_vec(__m512 x) {
   const __mmask16 seen = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
   x = _mm512_maskz_mov_ps(seen, x);

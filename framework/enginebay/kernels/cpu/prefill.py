@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from enginebay.kernels.cpu.ops import Kernel, has_linear
+from enginebay.kernels.cpu.ops import Kernel, attention_fields, has_linear, with_heads
 
 _PREFILL_ATTENTION = Kernel("eb_prefill_attention", "PqP4qPqPPPqP6qddq")
 #: features that the kernel takes at a time
@@ -42,11 +42,7 @@ def prefill_attention(
     query_start_loc int32 ``[R + 1]``; seq_lens int32 ``[R]``, queries included; lse float32 ``[T, H]`` contiguous, natural
     log. Positions past seq_len are not read.
     """
-    _, heads, head_dim = query.shape
-    if query.stride()[1:] != (head_dim, 1):
-        query = query.contiguous()
-    if out.stride()[1:] != (head_dim, 1) or (lse is not None and not lse.is_contiguous()):
-        raise ValueError(f"out and lse need contiguous heads, not strides {out.stride()}")
+    query = with_heads(query, out, lse)
     _PREFILL_ATTENTION(
         query.data_ptr(),
         query.stride(0),
@@ -60,12 +56,5 @@ def prefill_attention(
         out.stride(0),
         0 if lse is None else lse.data_ptr(),
         len(seq_lens),
-        heads,
-        cache.shape[3],
-        head_dim,
-        cache.shape[2],
-        window or 0,
-        scale,
-        soft_cap or 0.0,
-        torch.get_num_threads(),
+        *attention_fields(query, cache, window, scale, soft_cap),
     )
