@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
+
+# Triton decides this when a kernel is defined, so it stands before anything that may define one.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from enginebay.models.catalogue import find
 from enginebay.models.fetch import fetch
 from hypothesis import HealthCheck, settings

@@ -20,6 +20,8 @@ arch=${ARCH:-9.0a}
 # an interpreter with torch (any build), for compiling ahead
 python=${PYTHON:-$root/.venv/bin/python}
 flashinfer=flashinfer-python==${FLASHINFER_VERSION:-0.7.4}
+flash_attention=(flash-attn-4==4.0.0b36 quack-kernels==0.6.5 torch-c-dlpack-ext==0.1.5 nvidia-cutlass-dsl==4.8.1
+                 nvidia-cutlass-dsl-libs-{base,core,cu13}==4.8.1)
 tvm_ffi=apache-tvm-ffi==0.1.15.post2
 head_dims=${HEAD_DIMS:-128 64}
 
@@ -34,17 +36,37 @@ done
 mkdir -p "$work/aot"
 
 # --- wheels that a PyTorch image tends to lack ------------------------------------------------------------------------
-wheels=(pydantic==2.14.4 pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5
-        typing-extensions==4.16.0 gguf==0.19.0 "$tvm_ffi")
-if [[ ! -e $work/wheels/done || $(cat "$work/wheels/done") != "${wheels[*]}" ]]; then
-  rm -rf "$work/wheels"
-  platforms=()
+# fetch DIR REQUIREMENT...: the target's wheels, unless DIR holds these very ones
+fetch() {
+  local to=$1 platforms=() p
+  shift
+  [[ -e $to/done && $(cat "$to/done") == "$*" ]] && return
+  rm -rf "$to"
   for p in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux1; do
     platforms+=(--platform "${p}_x86_64")
   done
   "$python" -m pip download -q --no-deps --only-binary=:all: --implementation cp --python-version "$python_version" \
-    "${platforms[@]}" -d "$work/wheels" "${wheels[@]}"
-  echo "${wheels[*]}" > "$work/wheels/done"
+    "${platforms[@]}" -d "$to" "$@"
+  echo "$*" > "$to/done"
+}
+fetch "$work/wheels" pydantic==2.14.4 pydantic-core==2.50.5 annotated-types==0.8.0 typing-inspection==0.4.5 \
+  typing-extensions==4.16.0 gguf==0.19.0 "$tvm_ffi"
+
+# --- FlashAttention-4, without what only other devices, profilers and other releases of torch need ---------------------
+packed=$work/flash_attention.tar.xz
+if [[ ! -e $packed || $(cat "$work/flash_attention.packed") != "${flash_attention[*]}" ]]; then
+  fetch "$work/flash_attention_wheels" "${flash_attention[@]}"
+  rm -rf "$work/flash_attention"
+  for wheel in "$work"/flash_attention_wheels/*.whl; do
+    "$python" -m zipfile -e "$wheel" "$work/flash_attention"
+  done
+  (cd "$work/flash_attention" && rm -rf nvidia_cutlass_dsl/dsl_packages/iket nvidia_cutlass_dsl/cu13/{include,lib/stubs} \
+    nvidia_cutlass_dsl/cu13/lib/*.a torch_c_dlpack_ext/*.so)
+  # Blocks let several threads unpack it.
+  tar -C "$work/flash_attention" --sort=name --owner=0 --group=0 --mtime=@0 -cf - . |
+    xz -T0 --block-size=64MiB --x86 --lzma2=preset=9 > "$packed.tmp"
+  mv "$packed.tmp" "$packed"
+  echo "${flash_attention[*]}" > "$work/flash_attention.packed"
 fi
 
 # --- FlashInfer: its Python, and the sources that attention is compiled from ------------------------------------------
@@ -86,25 +108,26 @@ cp -r "$work/aot/." "$work/flashinfer/flashinfer/data/aot/"
 tar -C "$work/flashinfer" --sort=name --owner=0 --group=0 --mtime=@0 -cf - . | xz -6 -T0 > "$out/part1/flashinfer.tar.xz"
 echo "$arch" > "$out/part1/arch"
 
-if [[ -n $gguf ]]; then
-  # chunks fill what is left of each part
-  limit=$((part_mib * 1024 * 1024))
-  size=$(stat -c %s "$gguf")
-  name=$(basename "$gguf")
-  offset=0 number=1
+# spread FILE: chunks of it fill what is left of each part; its manifest (checksum, number of chunks) lies beside each
+spread() {
+  local file=$1 name size offset=0 number=1 count=0 room part
+  name=$(basename "$file") size=$(stat -c %s "$file")
   while ((offset < size)); do
-    part=$out/part$number
-    mkdir -p "$part/model"
-    used=$(du -sb --apparent-size "$part" | cut -f1)
-    room=$((limit - used))
+    part=$out/part$number/chunks
+    mkdir -p "$part"
+    room=$((part_mib * 1024 * 1024 - $(du -sb "$out/part$number" | cut -f1) - 4096))
     if ((room > 0)); then
-      tail -c +$((offset + 1)) "$gguf" | head -c "$room" > "$part/model/$(printf '%s.%03d' "$name" "$number")" || true
-      offset=$((offset + room))
+      tail -c +$((offset + 1)) "$file" | head -c "$room" > "$part/$(printf '%s.%03d' "$name" "$number")" || true
+      offset=$((offset + room)) count=$((count + 1))
     fi
     number=$((number + 1))
   done
-  for part in "$out"/part*; do
-    (cd "$(dirname "$gguf")" && sha256sum "$name") > "$part/model/$name.sha256"
+  for part in "$out"/part*/chunks; do
+    if compgen -G "$part/$name.[0-9]*" > /dev/null; then
+      echo "$(sha256sum < "$file" | cut -d' ' -f1) $count" > "$part/$name.manifest"
+    fi
   done
-fi
+}
+spread "$packed"
+[[ -z $gguf ]] || spread "$gguf"
 du -sh --apparent-size "$out"/part*

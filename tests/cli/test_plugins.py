@@ -162,6 +162,23 @@ def test_show_errors_say_what_to_do(site: Site, name: str, complaint: str) -> No
     assert complaint in result.output
 
 
+def test_matrix_shows_attention_backends_and_names_broken_ones(site: Site) -> None:
+    site.add("eb-acme", "attention", "acme", "cli_acme", SOURCE)
+    site.add("eb-broken", "attention", "broken", "cli_broken", "1 / 0")
+    result = run("matrix")
+    assert result.exit_code == 0
+    assert "|  | `acme` |" in result.stdout
+    assert "| head sizes | 64, 128 |" in result.stdout
+    assert "not shown: plugin attention:broken (eb-broken 1.0" in result.stderr
+    assert "ZeroDivisionError" in result.stderr
+    assert run("matrix", "--distribution", "eb-acme").stdout == result.stdout.replace(
+        "enginebay plugins matrix", "enginebay plugins matrix --distribution eb-acme"
+    )
+    refused = run("matrix", "--distribution", "eb-acm")
+    assert refused.exit_code == 1
+    assert "there are those of eb-acme. Did you mean 'eb-acme'?" in refused.stderr
+
+
 def test_doctor_is_quiet_about_health(site: Site) -> None:
     site.add("eb-acme", "attention", "acme", "cli_acme", SOURCE)
     result = run("doctor")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from enginebay.config import (
     AttentionConfig,
     EngineConfig,
+    GroupBackends,
     ParallelConfig,
     PhaseBackends,
+    PhaseOverrides,
     SchedulerConfig,
     load_config,
 )
 from enginebay.errors import ConfigError
+from enginebay.plugins.requirements import CacheKind
 from pydantic import BaseModel, ValidationError
 
 
@@ -26,13 +29,13 @@ def models(model: type[BaseModel] = EngineConfig) -> Iterator[type[BaseModel]]:
             yield from models(type(field.default))
 
 
-@pytest.mark.parametrize("model", [*models(), PhaseBackends], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [*models(), PhaseBackends, GroupBackends, PhaseOverrides], ids=lambda m: m.__name__)
 def test_every_field_is_described(model: type[BaseModel]) -> None:
     assert model.__doc__
     assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
-@pytest.mark.parametrize("model", [*models(), PhaseBackends], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [*models(), PhaseBackends, GroupBackends, PhaseOverrides], ids=lambda m: m.__name__)
 def test_every_section_is_frozen_strict_and_closed(model: type[BaseModel]) -> None:
     assert (model.model_config["frozen"], model.model_config["strict"], model.model_config["extra"]) == (
         True,
@@ -54,10 +57,45 @@ def test_defaults() -> None:
     assert config.graphs.decode_sizes == ()
 
 
-def test_one_backend_stands_for_both_phases() -> None:
-    assert AttentionConfig(backend="torch").phases == PhaseBackends(prefill="torch", decode="torch")
-    split = PhaseBackends(prefill="a", decode="b")
-    assert AttentionConfig(backend=split).phases == split
+@pytest.mark.parametrize(
+    ("backend", "choices"),
+    [
+        ("torch", {("full", "decode"): ("torch", ""), ("sliding", "prefill"): ("torch", "")}),
+        ({"decode": "b"}, {("full", "decode"): ("b", ".decode"), ("full", "prefill"): ("auto", ".prefill")}),
+        (
+            {"decode": "b", "groups": {"sliding": "c"}},
+            {
+                ("full", "decode"): ("b", ".decode"),
+                ("sliding", "decode"): ("c", ".groups.sliding"),
+                ("sliding", "prefill"): ("c", ".groups.sliding"),
+            },
+        ),
+        (
+            {"decode": "b", "groups": {"sliding": {"prefill": "c"}, "full": "auto"}},
+            {
+                ("full", "decode"): ("auto", ".groups.full"),
+                ("sliding", "decode"): ("b", ".decode"),
+                ("sliding", "prefill"): ("c", ".groups.sliding.prefill"),
+            },
+        ),
+    ],
+)
+def test_every_phase_of_every_group_has_a_choice_and_its_place(
+    backend: Any, choices: dict[tuple[str, str], tuple[str, str]]
+) -> None:
+    config = load_config(None, {"attention": {"backend": backend}}, env={}).config.attention
+    assert {part: config.choice(*part) for part in choices} == {
+        part: (name, f"attention.backend{path}") for part, (name, path) in choices.items()
+    }
+
+
+def test_groups_with_a_choice_of_their_own() -> None:
+    assert AttentionConfig().groups == ()
+    assert AttentionConfig(backend=PhaseBackends(groups=GroupBackends(sliding="torch"))).groups == ("sliding",)
+
+
+def test_every_kind_of_cache_has_a_group() -> None:
+    assert set(GroupBackends.model_fields) == set(get_args(CacheKind))
 
 
 def test_world_size() -> None:
@@ -113,6 +151,6 @@ def test_quant_needs_a_method() -> None:
         load_config(None, {"quant": {"options": {"bits": 4}}}, env={})
 
 
-def test_backends_by_layer_group_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"attention\.backend\.groups.*not in this version; write a name, or a map"):
-        load_config(None, {"attention": {"backend": {"groups": {"sliding": "triton"}}}}, env={})
+def test_a_groups_backends_are_a_name_or_a_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"expected a text or a mapping with the keys prefill, decode or null, got 3"):
+        load_config(None, {"attention": {"backend": {"groups": {"sliding": 3}}}}, env={})

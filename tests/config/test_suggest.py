@@ -36,6 +36,9 @@ def complaint(*settings: str, env: dict[str, str] | None = None) -> str:
         ("parallel.zzz", "unknown key; known keys: tensor, pipeline"),
         ("model.zzz", "expected a text, got {"),
         ("attention.backend.decod", "unknown key; did you mean attention.backend.decode?"),
+        ("attention.backend.groups.slidng", "unknown key; did you mean attention.backend.groups.sliding?"),
+        ("attention.backend.groups.full.decod", "unknown key; did you mean attention.backend.groups.full.decode?"),
+        ("attention.backend.sliding", "unknown key; here it is attention.backend.groups.sliding"),
         ("quant.methd", "unknown key; did you mean quant.method?"),
     ],
 )
@@ -84,6 +87,7 @@ def test_c4_unknown_variables(name: str, answer: str) -> None:
     [
         "attention.backend",
         "attention.backend.decode",
+        "attention.backend.groups.sliding",
         "executor.backend",
         "scheduler.policy",
         "quant",

@@ -60,6 +60,14 @@ def test_overriding_one_phase_leaves_the_named_backend_to_the_other() -> None:
     assert find_source(merged, ("attention", "backend", "prefill")) == YAML
 
 
+def test_overriding_one_phase_of_a_group_leaves_the_named_backend_to_the_other() -> None:
+    base: Tree = {"attention": {"backend": {"groups": {"sliding": Given("torch", YAML)}}}}
+    over: Tree = {"attention": {"backend": {"groups": {"sliding": {"decode": Given("triton", CLI)}}}}}
+    assert plain(merge(base, over)) == {
+        "attention": {"backend": {"groups": {"sliding": {"prefill": "torch", "decode": "triton"}}}}
+    }
+
+
 def test_find_source_looks_up_then_down() -> None:
     tree: Tree = {"a": {"b": Given([1], YAML)}}
     assert find_source(tree, ("a", "b")) == find_source(tree, ("a", "b", 0)) == find_source(tree, ("a",)) == YAML

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from enginebay import LLM, SamplingParams
 from enginebay.errors import RequestError
 
@@ -33,6 +34,26 @@ def tokens(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
 def plain(tiny_model: str) -> list[list[int]]:
     with LLM(tiny_model, dtype="float32") as llm:
         return tokens(llm)
+
+
+def test_an_attention_backend_by_plugin_changes_no_token(
+    tiny_model: str, plain: list[list[int]], tmp_path: Path
+) -> None:
+    file = printed("attention.md", "row_by_row.py", tmp_path)
+    with LLM(tiny_model, dtype="float32", plugins=[file], attention={"backend": "row_by_row"}) as llm:
+        assert tokens(llm) == plain
+
+
+def test_attention_backends_by_phase_and_group_as_printed(
+    tiny_model: str, plain: list[list[int]], tmp_path: Path
+) -> None:
+    file = printed("attention.md", "row_by_row.py", tmp_path)
+    text = re.search(r"```yaml\n(.*?)```", (DOCS / "attention.md").read_text(), re.DOTALL)
+    assert text is not None
+    with LLM(tiny_model, dtype="float32", plugins=[file], **yaml.safe_load(text[1])) as llm:
+        chosen = {s.bay: s.chosen.name for s in llm.info.selections if s.kind == "attention" and s.chosen}
+        assert chosen == {"attention.decode": "row_by_row", "attention.prefill": "torch"}
+        assert tokens(llm) == plain
 
 
 @pytest.mark.parametrize("name", ["shortest_first", "one_at_a_time"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from enginebay import LLM, SamplingParams
+from enginebay.errors import ResolutionError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -127,3 +128,87 @@ def test_preemption_changes_no_token(folder: str, expected: list[list[int]]) -> 
         stats = llm._client._core.stats()  # type: ignore[attr-defined]
         assert stats.num_preemptions > 0
         assert stats.num_free_blocks == stats.num_blocks == 30
+
+
+#: torch's attention under two names, each of which serves one group only, and a backend whose layout nobody else reads
+BACKENDS = """
+from dataclasses import replace
+
+from enginebay import hookimpl
+from enginebay.plugins.records import KVLayout
+from enginebay_torch_attention import RECORD
+
+
+def for_group(group):
+    def make(context):
+        assert context.spec.cache_kind == group
+        return RECORD.factory(context)
+
+    return make
+
+
+@hookimpl
+def enginebay_attention_backends():
+    exotic = KVLayout("exotic", ("kv", "blocks", "kv_heads", "block", "head_dim"))
+    return [
+        replace(RECORD, name="windows", factory=for_group("sliding"), priority=-1),
+        replace(RECORD, name="whole", factory=for_group("full"), window=False, priority=-1),
+        replace(RECORD, name="exotic", layouts=(exotic,), priority=-1),
+    ]
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    file = tmp_path / "by_group.py"
+    file.write_text(BACKENDS)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("backend", "bays"),
+    [
+        (
+            {"decode": "whole", "prefill": "whole", "groups": {"sliding": "windows"}},
+            {"attention.full": "whole", "attention.sliding": "windows"},
+        ),
+        ({"groups": {"sliding": "windows"}}, {"attention.full": "torch", "attention.sliding": "windows"}),
+        (
+            {"groups": {"sliding": {"decode": "windows"}}},
+            {"attention.full.decode": "torch", "attention.sliding.decode": "windows", "attention.prefill": "torch"},
+        ),
+        ({"groups": {"sliding": "torch", "full": "torch"}}, {"attention": "torch"}),
+    ],
+)
+def test_another_backend_for_one_group_changes_no_token(
+    folder: str, expected: list[list[int]], plugin: str, backend: dict[str, Any], bays: dict[str, str]
+) -> None:
+    with LLM(
+        model=folder,
+        load_format="safetensors",
+        dtype="float32",
+        device="cpu",
+        plugins=[plugin],
+        attention={"backend": backend},
+        scheduler={"max_num_seqs": 8},
+    ) as llm:
+        chosen = {s.bay: s.chosen.name for s in llm.info.selections if s.kind == "attention" and s.chosen}
+        assert chosen == bays
+        assert answers(llm) == expected
+
+
+def test_a_backend_of_one_group_is_refused_for_the_other(folder: str, plugin: str) -> None:
+    """C17: before weights are read, with the number and with what would do."""
+    with pytest.raises(ResolutionError, match=rf"(?s)whole \(.*window: wanted sliding window {WINDOW}.*fitting: torch"):
+        LLM(model=folder, dtype="float32", device="cpu", plugins=[plugin], attention={"backend": "whole"})
+
+
+def test_groups_that_cannot_share_the_cache_are_refused(folder: str, plugin: str) -> None:
+    backend = {"decode": "torch", "prefill": "torch", "groups": {"sliding": "exotic"}}
+    with pytest.raises(ResolutionError) as caught:
+        LLM(model=folder, dtype="float32", device="cpu", plugins=[plugin], attention={"backend": backend})
+    text = str(caught.value)
+    assert "  attention.full: torch: NHD, HND\n  attention.sliding: exotic: exotic\n" in text
+    assert "attention.full (torch) cannot share with attention.sliding (exotic)" in text
+    assert "\n  attention.backend.groups.full: exotic\n" in text
+    assert "\n  attention.backend.groups.sliding: torch or windows\n" in text

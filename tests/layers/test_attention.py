@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_each_phase_fills_its_slice(decode: int, prefill: int) -> None:
     assert batch is not None
     if decode:
         facts, query, seen, state = first.calls[0]
-        assert facts == AttentionLayer(3, SPEC)
+        assert (facts.index, facts.spec) == (3, SPEC)
         assert torch.equal(query, want[:decode, :4])
         assert seen is batch.decode
         assert state is runtime.decode_state
@@ -151,3 +152,18 @@ def test_a_cache_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     layer, runtime, *_ = bound(1, 0)
     with pytest.raises(ModelError, match=r"the cache must be \[blocks, 2, block, 2, 8\], not"):
         layer.bind(runtime, torch.zeros(shape))
+
+
+def test_the_backend_is_told_scales_and_sinks() -> None:
+    spec, sinks = replace(SPEC, sinks=True), torch.arange(4.0)
+    layer = Attention(0, spec, None, None, None, sinks)
+    layer.bind(
+        AttentionRuntime(1, Recorder("decode", 1.0), Recorder("prefill", 2.0)), torch.zeros(8, 2, 4, 2, 8), k_scale=0.5
+    )
+    assert (layer.layer.k_scale, layer.layer.v_scale, layer.layer.sinks) == (0.5, 1.0, sinks)
+
+
+@pytest.mark.parametrize(("declared", "sinks"), [(True, None), (False, torch.zeros(4))])
+def test_sinks_and_what_the_spec_says_of_them_must_agree(declared: bool, sinks: Tensor | None) -> None:
+    with pytest.raises(ModelError, match="sinks"):
+        Attention(0, replace(SPEC, sinks=declared), None, None, None, sinks)

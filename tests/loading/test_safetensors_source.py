@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from enginebay.errors import WeightsError
-from enginebay.loading.safetensors_source import SafetensorsSource
+from enginebay.loading.safetensors_source import _DTYPES, SafetensorsSource
 from safetensors.torch import save_file
 
 FIRST = {"a.weight": torch.arange(6.0).view(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
@@ -110,8 +110,33 @@ def test_pickles_are_not_read(tmp_path: Path) -> None:
         SafetensorsSource(tmp_path)
 
 
+def test_a_span_holds_the_tensors_bytes(sharded: Path) -> None:
+    source = SafetensorsSource(sharded)
+    for name, expected in {**FIRST, **SECOND}.items():
+        span = source.locate(name)
+        content = bytearray(span.path.read_bytes()[span.offset : span.offset + span.num_bytes])
+        assert (span.shape, span.dtype) == (tuple(expected.shape), expected.dtype)
+        assert torch.equal(torch.frombuffer(content, dtype=span.dtype).view(span.shape), expected)
+
+
+@pytest.mark.parametrize("dtype", list(_DTYPES.values()), ids=list(_DTYPES))
+def test_spans_know_every_dtype_as_safetensors_does(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"a": torch.zeros(3, dtype=torch.uint8).to(dtype)}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    assert source.locate("a").dtype == dtype == source.load("a").data.dtype
+
+
+def test_a_span_of_a_dtype_that_torch_lacks_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    with pytest.raises(WeightsError, match=r"a has a dtype in .*model\.safetensors that torch does not have"):
+        SafetensorsSource(tmp_path).locate("a")
+
+
 def test_closed(sharded: Path) -> None:
     source = SafetensorsSource(sharded)
     source.close()
     with pytest.raises(WeightsError, match=r"no tensor a\.weight, or it is closed"):
         source.load("a.weight")
+    with pytest.raises(WeightsError, match=r"no tensor a\.weight, or it is closed"):
+        source.locate("a.weight")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from enginebay.errors import ResolutionError
-from enginebay.plugins.negotiation import LEAST_BLOCK, common_block_size, common_kv_dtype, negotiate_layout
+from enginebay.plugins.negotiation import LEAST_BLOCK, CacheUser, common_block_size, common_kv_dtype, negotiate_layout
 from enginebay.plugins.records import HND, NHD, AttentionRecord, KVLayout
 from enginebay.plugins.requirements import AttentionSpec
 from hypothesis import given
@@ -34,34 +34,46 @@ def record(
 
 
 def test_one_backend_gets_what_it_wants_most() -> None:
-    assert negotiate_layout([(record("a", (HND, NHD)), [SPEC])]) == (HND, 16)
+    assert negotiate_layout([CacheUser(record("a", (HND, NHD)), [SPEC])]) == (HND, 16)
 
 
 def test_the_common_layout_is_taken() -> None:
     a, b = record("a", (HND, NHD)), record("b", (NHD,))
-    assert negotiate_layout([(a, [SPEC]), (b, [SPEC])])[0] == NHD
+    assert negotiate_layout([CacheUser(a, [SPEC]), CacheUser(b, [SPEC])])[0] == NHD
 
 
 def test_preferences_are_summed() -> None:
     a = record("a", (HND, OTHER, NHD))
     b = record("b", (OTHER, NHD, HND))
-    assert negotiate_layout([(a, [SPEC]), (b, [SPEC])])[0] == OTHER
+    assert negotiate_layout([CacheUser(a, [SPEC]), CacheUser(b, [SPEC])])[0] == OTHER
 
 
 def test_first_backend_breaks_a_tie() -> None:
     a, b = record("a", (HND, NHD)), record("b", (NHD, HND))
-    assert negotiate_layout([(a, [SPEC]), (b, [SPEC])])[0] == HND
-    assert negotiate_layout([(b, [SPEC]), (a, [SPEC])])[0] == NHD
+    assert negotiate_layout([CacheUser(a, [SPEC]), CacheUser(b, [SPEC])])[0] == HND
+    assert negotiate_layout([CacheUser(b, [SPEC]), CacheUser(a, [SPEC])])[0] == NHD
 
 
 def test_layouts_are_equal_by_axes_whatever_their_names() -> None:
     mine = KVLayout("mine", NHD.axes)
-    assert negotiate_layout([(record("a", (NHD,)), [SPEC]), (record("b", (mine,)), [SPEC])])[0] == NHD
+    assert negotiate_layout([CacheUser(record("a", (NHD,)), [SPEC]), CacheUser(record("b", (mine,)), [SPEC])])[0] == NHD
 
 
-def test_no_common_layout_names_both_sides() -> None:
-    with pytest.raises(ResolutionError, match=r"(?s)no KV layout in common.*a: NHD.*b: HND, OTHER"):
-        negotiate_layout([(record("a", (NHD,)), [SPEC]), (record("b", (HND, OTHER)), [SPEC])])
+def test_no_common_layout_names_the_parts_that_cannot_share() -> None:
+    users = [
+        CacheUser(record("a", (NHD, HND)), [SPEC], "attention.full"),
+        CacheUser(record("b", (HND,)), [SPEC], "attention.sliding.decode"),
+        CacheUser(record("c", (OTHER, NHD)), [SPEC], "attention.sliding.prefill"),
+    ]
+    with pytest.raises(ResolutionError) as caught:
+        negotiate_layout(users)
+    assert str(caught.value).splitlines() == [
+        "the attention backends read one KV cache, but have no KV layout in common:",
+        "  attention.full: a: NHD, HND",
+        "  attention.sliding.decode: b: HND",
+        "  attention.sliding.prefill: c: OTHER, NHD",
+        "attention.sliding.decode (b) cannot share with attention.sliding.prefill (c)",
+    ]
 
 
 def test_layouts_may_depend_on_the_spec() -> None:
@@ -72,12 +84,12 @@ def test_layouts_may_depend_on_the_spec() -> None:
 
     picky = Picky(name="p", summary="s", factory=print, api_version=0, dtypes=("float32",), kv_dtypes=("float32",))
     wide = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1)
-    assert negotiate_layout([(picky, [SPEC])])[0] == NHD
-    assert negotiate_layout([(picky, [SPEC, wide])])[0] == HND
+    assert negotiate_layout([CacheUser(picky, [SPEC])])[0] == NHD
+    assert negotiate_layout([CacheUser(picky, [SPEC, wide])])[0] == HND
 
 
 def test_without_layers_the_declared_layouts_count() -> None:
-    assert negotiate_layout([(record("a", (HND, NHD)), [])])[0] == HND
+    assert negotiate_layout([CacheUser(record("a", (HND, NHD)), [])])[0] == HND
 
 
 @pytest.mark.parametrize(

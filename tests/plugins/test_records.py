@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
+from enginebay.errors import PluginError
 from enginebay.plugins.records import AttentionRecord, ExecutorRecord, QuantRecord, SchedulerRecord, importable
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Reason, Requirements, Support
 
@@ -77,6 +78,67 @@ def test_capability_is_compared_as_a_pair(requirements: Requirements) -> None:
     assert codes(record.supports(cuda(requirements, (8, 0)))) == ["capability"]
     assert codes(record.supports(cuda(requirements, (9, 0)))) == []
     assert codes(record.supports(cuda(requirements, (10, 0)))) == []
+
+
+def deny(requirements: Requirements, **fields: Any) -> str:
+    (reason,) = attention(**fields).supports(requirements).reasons
+    return str(reason)
+
+
+def test_every_refusal_gives_the_numbers_c17(requirements: Requirements) -> None:
+    """What was wanted, what the backend takes, and what to set where the configuration can help."""
+    hopper_only = {"min_capability": (9, 0), "devices": ("cuda",)}
+    said = [
+        deny(with_spec(requirements, head_dim=80), head_dims=(64, 128)),
+        deny(with_spec(requirements, window=128)),
+        deny(with_spec(requirements, soft_cap=50.0)),
+        deny(with_spec(requirements, sinks=True)),
+        deny(replace(requirements, block_size=24), kernel_blocks=(16, 64)),
+        deny(replace(requirements, kv_dtype="float8_e4m3fn"), kv_dtypes=("float32", "bfloat16")),
+        deny(cuda(requirements, (7, 5)), **hopper_only),
+        deny(requirements, devices=("cuda",)),
+        deny(requirements, requires=("no_such_module_here",), install="'enginebay[it]'"),
+        deny(requirements, requires_dist=("no-such-distribution>=2",), install="'enginebay[it]'"),
+        deny(requirements, requires_dist=("pytest>=900",)),
+    ]
+    assert said == [
+        "head_dim: wanted 80, allowed 64, 128",
+        "window: wanted sliding window 128, allowed full attention "
+        "(name another backend for attention.backend.groups.sliding)",
+        "soft_cap: wanted logit soft cap 50.0, allowed no soft cap",
+        "sinks: wanted attention sinks, allowed no sinks",
+        "block_size: wanted 24, allowed multiples of 16 or of 64 (set cache.block_size)",
+        "kv_dtype: wanted float8_e4m3fn, allowed float32, bfloat16 (set cache.dtype)",
+        "capability: wanted sm_75, allowed >= sm_90",
+        "device: wanted cpu, allowed cuda",
+        "missing_module: wanted no_such_module_here, allowed installed modules (pip install 'enginebay[it]')",
+        "distribution: no-such-distribution is not installed, needed is no-such-distribution >=2 "
+        "(pip install 'enginebay[it]')",
+        f"distribution: pytest {pytest.__version__} is installed, needed is pytest >=900 (pip install 'pytest>=900')",
+    ]
+
+
+def test_a_priority_is_the_mean_of_the_phases_asked_for(requirements: Requirements) -> None:
+    record = attention(priority=15, phase_priority={"prefill": 30})
+    assert record.phase_priorities() == {"decode": 15, "prefill": 30}
+    assert record.priority_for(requirements) == 22.5
+    assert record.priority_for(replace(requirements, phases=("decode",))) == 15
+    assert record.priority_for(replace(requirements, phases=("prefill",))) == 30
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        (
+            {"phase_priority": {"prefil": 3}},
+            r"plugin a: phase_priority: 'prefil' is not a phase.*Did you mean 'prefill'",
+        ),
+        ({"requires_dist": ("triton>>3",)}, r"plugin a: requires_dist: 'triton>>3' is not a requirement such as"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused_when_it_is_made(fields: dict[str, Any], fault: str) -> None:
+    with pytest.raises(PluginError, match=fault):
+        attention(**fields)
 
 
 def test_all_reasons_come_at_once_and_each_once(requirements: Requirements) -> None:

@@ -136,6 +136,25 @@ def test_failing_check_of_a_record(fake_site: FakeSite, requirements: Requiremen
     assert [(r.name, r.reasons[0].code) for r in selection.rejected] == [("bad", "broken")]
 
 
+def test_a_library_that_is_too_old_is_named_with_both_versions(fake_site: FakeSite, requirements: Requirements) -> None:
+    """An explicit choice stops there; auto takes the next and says why."""
+    needs = "requires_dist=('acme-kernels>=2.1',), install='\\'eb-fast[kernels]\\''"
+    fake_site.dist_info("acme-kernels", "2.0.3", {})
+    fake_site.attention("fast", record=f"priority=9, {needs}")
+    fake_site.attention("good")
+    said = (
+        "distribution: acme-kernels 2.0.3 is installed, needed is acme-kernels >=2.1 (pip install 'eb-fast[kernels]')"
+    )
+    with pytest.raises(ResolutionError) as caught:
+        resolve("attention", "fast", "yaml", requirements, fake_site.loader())
+    assert said in str(caught.value)
+    assert "installed and fitting: good (eb-good 1.0)" in str(caught.value)
+    selection = resolve("attention", "auto", "default", requirements, fake_site.loader())
+    assert selection.chosen is not None
+    assert selection.chosen.name == "good"
+    assert [(r.name, str(r.reasons[0])) for r in selection.rejected] == [("fast", said)]
+
+
 def test_unknown_name_suggests_c9(fake_site: FakeSite, requirements: Requirements) -> None:
     fake_site.attention("triton")
     with pytest.raises(PluginNotFoundError, match="Did you mean 'triton'"):

@@ -14,7 +14,8 @@ from enginebay.sampling.processors.allowed import AllowedTokens
 from enginebay.sampling.processors.penalties import Penalties
 from enginebay.worker import profiling, prompt_scorer
 from enginebay.worker.batch import SlotBatch
-from enginebay.worker.profiling import largest_step, profile_step
+from enginebay.worker.memory import ALLOCATION_UNIT
+from enginebay.worker.profiling import largest_decode_step, largest_step, memory_of_graphs, peak_of_steps
 from enginebay.worker.prompt_scorer import PromptScorer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,26 +99,113 @@ def test_a_whole_chunk_of_prompt_is_scored_by_the_whole_vocabulary(
     assert sum(len(s.positions) for s in scored.values() if s.positions.token_ids.shape[1] > 1) <= 8
 
 
-def test_the_peak_is_read_after_the_step_was_run_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+@given(rows=st.integers(1, 9), tokens=st.integers(1, 60))
+def test_the_decode_step_has_a_token_in_every_seat(rows: int, tokens: int) -> None:
+    batch = make_batch(rows, tokens, 8)
+    step = largest_decode_step(batch, tokens)
+    assert step.num_rows == step.num_decode_rows == min(rows, tokens) == step.num_scheduled_tokens.sum()
+    assert all(request.params.logprobs == -1 for request in step.new_requests)
+    applied = batch.apply(step)
+    assert applied.prefill is None
+    assert applied.decode is not None
+    assert not any(table.any() for table in batch.row_block_tables)  # the null block alone
 
-    class Runner:
-        batch = make_batch(2, 8, 8)
 
-        def execute(self, output: Any) -> None:
-            calls.append(f"execute {output.num_scheduled_tokens.sum()}")
+class Device:
+    """Stands for a CUDA device whose figures are set by hand; notes what happens to it."""
 
-        def sample(self) -> None:
-            calls.append("sample")
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.free, self.reserved, self.allocated = 9_900, 100, 80
+        note = self.calls.append
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 10_000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: self.reserved)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.allocated)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: note("reset"))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: note("wait"))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: note("empty"))
 
-    def peak(device: torch.device) -> int:
-        calls.append("peak")
-        return 77
+    def peak(self, device: torch.device) -> int:
+        self.calls.append("peak")
+        return 777
 
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peak)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
-    runner: Any = Runner()
-    assert profile_step(runner, 8, CPU) == 77
-    assert calls == ["reset", "execute 8", "sample", "wait", "peak", "empty"]
+    def take(self, reserved: int, allocated: int, outside: int) -> None:
+        self.reserved += reserved
+        self.allocated += allocated
+        self.free -= reserved + outside
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+class Result:
+    """A step's result that says when it is dropped."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def __del__(self) -> None:
+        self.calls.append("drop")
+
+
+class Runner:
+    def __init__(self, calls: list[str]) -> None:
+        self.calls, self.batch = calls, make_batch(2, 8, 8)
+
+    def execute(self, output: Any) -> None:
+        self.calls.append(f"{'decode' if output.num_decode_rows else 'prefill'} {output.num_scheduled_tokens.sum()}")
+
+    def sample(self) -> Result:
+        self.calls.append("sample")
+        return Result(self.calls)
+
+
+def test_the_peak_is_of_both_steps_the_first_still_in_flight_during_the_second(device: Device) -> None:
+    runner: Any = Runner(device.calls)
+    assert peak_of_steps(runner, 8, CPU) == 777
+    steps = ["decode 2", "sample", "prefill 8", "sample", "drop"]
+    assert device.calls == ["empty", "reset", *steps, "wait", "drop", "peak"]
+
+
+class Graph:
+    """Stands for `DecodeGraph`: the first takes what all share, each further one a little, outside torch as well."""
+
+    device: Device
+    captured: list[tuple[int, Any]]
+
+    def __init__(self, size: int, runner: Any) -> None:
+        self.size = size
+
+    def capture(self, pool: Any) -> str:
+        self.captured.append((self.size, pool))
+        if pool is None:
+            self.device.take(reserved=1000, allocated=400, outside=300)
+        else:
+            self.device.take(reserved=60, allocated=50, outside=7)
+        return "pool"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "captured", "kept"),
+    [
+        ([], [], 0),
+        ([4], [(4, None)], 1000),
+        ([4, 4], [(4, None)], 1000),
+        ([1, 4], [(4, None), (1, "pool")], 1060),
+        ([1, 8, 2, 4], [(8, None), (4, "pool")], 1060 + 2 * (50 + 7 + ALLOCATION_UNIT)),
+    ],
+)
+def test_graphs_are_counted_from_the_two_largest(
+    sizes: list[int], captured: Any, kept: int, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Graph, "device", device, raising=False)
+    monkeypatch.setattr(Graph, "captured", [], raising=False)
+    monkeypatch.setattr(profiling, "DecodeGraph", Graph)
+    runner: Any = None
+    graphs, after = memory_of_graphs(runner, sizes, CPU)
+    assert (Graph.captured, graphs) == (captured, kept)
+    # read while the captured ones stand, so that it holds what the driver gave them
+    assert after.outside == [0, 300, 307][len(captured)]

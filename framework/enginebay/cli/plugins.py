@@ -1,4 +1,4 @@
-"""``enginebay plugins``: list, show and check plugins.
+"""``enginebay plugins``: list, show, compare and check plugins.
 
 ``list`` reads metadata only: it imports no plugin and no torch, so a broken plugin cannot break it.
 """
@@ -26,7 +26,7 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSO
 
 @click.group()
 def plugins() -> None:
-    """List, show and check plugins."""
+    """List, show, compare and check plugins."""
 
 
 @plugins.command("list")
@@ -74,6 +74,28 @@ def show(plugin: str, as_json: bool) -> None:
     for key, value in facts.items():
         if value not in ("", None, [], ()):
             click.echo(f"{key.ljust(width)}  {_show(value, width)}")
+
+
+@plugins.command()
+@click.option("--distribution", metavar="NAME", help="Only the plugins of this distribution, such as enginebay.")
+def matrix(distribution: str | None) -> None:
+    """Print what attention backends support, as Markdown. They are imported; what they wrap is not."""
+    from enginebay.plugins.loader import PluginLoader
+    from enginebay.plugins.matrix import support_matrix
+    from enginebay.plugins.records import AttentionRecord
+
+    found, broken = PluginLoader(Catalogue.discover()).candidates("attention")
+    for plugin in broken:
+        click.echo(f"not shown: {plugin.error}", err=True)
+    names = list(dict.fromkeys(plugin.identity.distribution for plugin in found))
+    if distribution is not None and distribution not in names:
+        raise click.ClickException(
+            f"no attention backend is of distribution {distribution!r}; there are those of {', '.join(names)}."
+            f"{did_you_mean(distribution, names)}"
+        )
+    shown = [plugin.record for plugin in found if distribution in (None, plugin.identity.distribution)]
+    command = "enginebay plugins matrix" + (f" --distribution {distribution}" if distribution else "")
+    click.echo(support_matrix([r for r in shown if isinstance(r, AttentionRecord)], command), nl=False)
 
 
 @plugins.command()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 Auto = Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Dtype | Literal["fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -34,13 +35,36 @@ def _shape_of(value: Any) -> str:
     return "map" if isinstance(value, Mapping | BaseModel) else "word"
 
 
+class PhaseOverrides(Section):
+    """Attention backends of one group of layers by phase; what is left out follows `attention.backend`."""
+
+    prefill: Name | None = None
+    """Backend of the group's rows that compute more than one token."""
+    decode: Name | None = None
+    """Backend of the group's rows that compute one token."""
+
+
+GroupChoice = Annotated[Annotated[Name, Tag("word")] | Annotated[PhaseOverrides, Tag("map")], Discriminator(_shape_of)]
+
+
+class GroupBackends(Section):
+    """Attention backends chosen by the kind of cache that layers have; what is left out follows `attention.backend`."""
+
+    full: GroupChoice | None = None
+    """Backend of layers that see all tokens: a name, "auto", or a mapping with `prefill` and `decode`."""
+    sliding: GroupChoice | None = None
+    """The same for layers with a sliding window."""
+
+
 class PhaseBackends(Section):
-    """Attention backends chosen by phase."""
+    """Attention backends chosen by phase, and by group of layers."""
 
     prefill: Name = "auto"
     """Backend of rows that compute more than one token."""
     decode: Name = "auto"
     """Backend of rows that compute one token."""
+    groups: GroupBackends = GroupBackends()
+    """Other backends for single groups of layers."""
 
 
 BackendChoice = Annotated[Annotated[Name, Tag("word")] | Annotated[PhaseBackends, Tag("map")], Discriminator(_shape_of)]
@@ -50,16 +74,28 @@ class AttentionConfig(Section):
     """The attention bay."""
 
     backend: BackendChoice = "auto"
-    """A backend's name, "auto", or a mapping with `prefill` and `decode`."""
+    """A backend's name, "auto", or a mapping with `prefill`, `decode` and `groups`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The chosen backend's own options."""
+    """The chosen backend's own options; where several are chosen, under the name of each."""
+
+    def choice(self, group: str, phase: str) -> tuple[str, str]:
+        """The backend of a group's phase as written, and the dotted path that says it."""
+        path = "attention.backend"
+        if not isinstance(self.backend, PhaseBackends):
+            return self.backend, path
+        of_group: Name | PhaseOverrides | None = getattr(self.backend.groups, group)
+        if isinstance(of_group, str):
+            return of_group, f"{path}.groups.{group}"
+        if of_group is not None and (name := getattr(of_group, phase)) is not None:
+            return name, f"{path}.groups.{group}.{phase}"
+        return getattr(self.backend, phase), f"{path}.{phase}"
 
     @property
-    def phases(self) -> PhaseBackends:
-        """The choice a phase, however it was written."""
-        if isinstance(self.backend, PhaseBackends):
-            return self.backend
-        return PhaseBackends(prefill=self.backend, decode=self.backend)
+    def groups(self) -> tuple[str, ...]:
+        """Groups of layers that have a choice of their own."""
+        if not isinstance(self.backend, PhaseBackends):
+            return ()
+        return tuple(name for name, choice in self.backend.groups if choice is not None)
 
 
 class ExecutorConfig(Section):
@@ -135,8 +171,12 @@ class CacheConfig(Section):
 
     block_size: AutoOrPositive = "auto"
     """Tokens a block; "auto" takes one that every attention backend reads."""
-    dtype: Dtype = "auto"
-    """Dtype of cached keys and values; "auto" is the model's."""
+    dtype: CacheDtype = "auto"
+    """Dtype of cached keys and values; "auto" is the model's, "fp8" the 8-bit float e4m3."""
+    key_scale: Annotated[float, Field(gt=0)] = 1.0
+    """What keys are divided by before they are rounded to fp8, so that they stay within ±448."""
+    value_scale: Annotated[float, Field(gt=0)] = 1.0
+    """The same for values."""
     prefix_caching: bool = True
     """Reuse the cached keys and values of a common prefix."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9

@@ -88,18 +88,10 @@ _REFUSED = {
     "disable_log_stats": "statistics are not logged",
 }
 
-#: Known ideas at a full path that belong to a later version.
-_LATER = {
-    "attention.backend.groups": "choosing a backend by layer group is not in this version; "
-    "write a name, or a mapping with prefill and decode",
-}
-
 
 def unknown_key(tree: SchemaTree, path: Path) -> str:
     """The message for a key that `tree` does not have at `path`, with the nearest right one."""
     key, parent = str(path[-1]), path[:-1]
-    if dotted(path) in _LATER:
-        return _LATER[dotted(path)]
     if key in _REFUSED:
         return f"unknown key; {_REFUSED[key]}"
     siblings = {k: dotted((*parent, k)) for k in tree.keys(parent)}

@@ -39,16 +39,21 @@ Tree = dict[str, Union["Tree", Given]]
 def merge(base: Tree, over: Tree, path: Path = ()) -> Tree:
     """`base` with everything that `over` gives put over it, key by key; a given false, 0 or null holds (C1, C3).
 
-    One attention backend stands for both phases, so a layer that overrides one phase leaves it to the other.
+    One attention backend stands for both phases, so a source that overrides one phase leaves it to the other.
     """
     out = dict(base)
     for key, value in over.items():
         below = (*path, key)
         old = out.get(key)
-        if below == ("attention", "backend") and isinstance(old, Given) and isinstance(value, dict):
+        if _is_backend(below) and isinstance(old, Given) and isinstance(value, dict):
             old = {"prefill": old, "decode": old}
         out[key] = merge(old, value, below) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
+
+
+def _is_backend(path: Path) -> bool:
+    groups = ("attention", "backend", "groups")
+    return path == groups[:2] or (path[:3] == groups and len(path) == 4)
 
 
 def plain(tree: Tree) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,18 +26,21 @@ from enginebay.layers.rotary import position_limit
 from enginebay.loading.hf_config import eos_token_ids, load_hf_config
 from enginebay.loading.tokenizer import load_tokenizer
 from enginebay.models.reference import ModelFiles, resolve_model, resolve_tokenizer
-from enginebay.plugins.attention import resolve_attention
+from enginebay.plugins.attention import Wish, resolve_attention
 from enginebay.plugins.loader import PluginLoader
 from enginebay.plugins.making import make
-from enginebay.plugins.records import LogitsProcessorRecord, Phase, Record, SchedulerRecord
+from enginebay.plugins.records import LogitsProcessorRecord, Phase, SchedulerRecord
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
 from enginebay.plugins.resolver import resolve
-from enginebay.plugins.selection import AttentionSelection, Selection, identities, switched_off
+from enginebay.plugins.selection import AttentionPart, AttentionSelection, Selection, identities, switched_off
+from enginebay.plugins.suggest import did_you_mean
 from enginebay.scheduling.scheduler import TokenBudgetScheduler
 from enginebay.worker.memory import num_kv_blocks
 from enginebay.worker.model_loader import ModelParts, build_model
 from enginebay.worker.worker import DeviceWorker, ProcessorPart, WorkerSpec
 
+#: what YAML calls fp8, by torch's name
+FP8 = "float8_e4m3fn"
 PHASES: tuple[Phase, ...] = ("decode", "prefill")
 
 
@@ -94,6 +98,7 @@ def explain(loaded: LoadedConfig) -> Explanation:
             f"graphs.decode_sizes ({loaded.where('graphs.decode_sizes')}): CUDA graphs need device cuda, not "
             f"{hardware.device}; set graphs.decode_sizes: []"
         )
+    _check_scales(loaded)
     sizes = _sizes(config, hf_config, hardware)
     requirements = _requirements(config, sizes, hardware, hf_config, quant_config)
     # model and quantizer, then the layers that they make
@@ -104,13 +109,7 @@ def explain(loaded: LoadedConfig) -> Explanation:
     specs = _attention_specs(parts)
     requirements = replace(requirements, attention=tuple(dict.fromkeys(specs)))
     # the other bays
-    phases = config.attention.phases
-    attention = resolve_attention(
-        {"prefill": phases.prefill, "decode": phases.decode},
-        {phase: _source(loaded, f"attention.backend.{phase}") for phase in PHASES},
-        requirements,
-        loader,
-    )
+    attention = resolve_attention(_attention_wishes(loaded, specs), requirements, loader)
     executor = resolve("executor", config.executor.backend, _source(loaded, "executor.backend"), requirements, loader)
     scheduler = resolve("scheduler", config.scheduler.policy, _source(loaded, "scheduler.policy"), requirements, loader)
     processors = _processors(loaded, requirements, loader)
@@ -136,8 +135,7 @@ def explain(loaded: LoadedConfig) -> Explanation:
 def _check_options(explanation: Explanation) -> None:
     """Refuse wrong options of the chosen parts here, so that `explain` never shows what would not start."""
     config, where = explanation.config, explanation.loaded.where
-    for phase in PHASES:
-        _backend(explanation, phase)
+    _backends(explanation)
     for selection in explanation.processors:
         _processor_part(explanation, selection)
     for part, options, path in (
@@ -193,7 +191,7 @@ def _sizes(config: EngineConfig, hf_config: Any, hardware: Hardware) -> Resolved
         if not config.scheduler.chunked_prefill:
             tokens = max(tokens, length)
             why["max_num_batched_tokens"] = "chunked_prefill is off, so a step must hold the longest prompt"
-    kv_dtype = dtype if config.cache.dtype == "auto" else config.cache.dtype
+    kv_dtype = {"auto": dtype, "fp8": FP8}.get(config.cache.dtype, config.cache.dtype)
     if config.cache.dtype == "auto":
         why["kv_dtype"] = "the compute dtype"
     if config.cache.block_size == "auto":
@@ -207,6 +205,17 @@ def _sizes(config: EngineConfig, hf_config: Any, hardware: Hardware) -> Resolved
         max_num_batched_tokens=tokens,
         why=why,
     )
+
+
+def _check_scales(loaded: LoadedConfig) -> None:
+    """Scales belong to fp8 caches; on others they would be ignored."""
+    cache = loaded.config.cache
+    for name, scale in (("key_scale", cache.key_scale), ("value_scale", cache.value_scale)):
+        if scale != 1.0 and cache.dtype != "fp8":
+            raise ConfigError(
+                f"cache.{name} ({loaded.where(f'cache.{name}')}): only an fp8 cache is scaled; set cache.dtype: fp8, or "
+                f"leave cache.{name} out"
+            )
 
 
 def _length_limit(hf_config: Any) -> int:
@@ -276,6 +285,23 @@ def _attention_specs(parts: ModelParts) -> list[AttentionSpec]:
     return [layer.spec for layer in model.attention_layers]
 
 
+def _attention_wishes(loaded: LoadedConfig, specs: list[AttentionSpec]) -> dict[AttentionPart, Wish]:
+    """What the configuration asks for in each phase of each group that the model has."""
+    config = loaded.config.attention
+    groups: list[str] = sorted({spec.cache_kind for spec in specs})
+    for group in config.groups:
+        if group not in groups:
+            path = f"attention.backend.groups.{group}"
+            raise ConfigError(
+                f"{path} ({loaded.where(path)}): the model has no such layers; the groups of its layers: {', '.join(groups)}"
+            )
+    wishes: dict[AttentionPart, Wish] = {}
+    for part in itertools.product(groups, PHASES):
+        name, path = config.choice(*part)
+        wishes[part] = Wish(name, _source(loaded, path))
+    return wishes
+
+
 def _cache_spec(specs: list[AttentionSpec], attention: AttentionSelection) -> KVCacheSpec:
     groups = tuple(
         CacheGroup(spec=spec, layers=tuple(i for i, other in enumerate(specs) if other == spec))
@@ -331,7 +357,7 @@ def _start_executor(explanation: Explanation, vocab_limit: int) -> Executor:
         resolved=explanation.resolved,
         parts=explanation.parts,
         cache=explanation.cache,
-        attention={phase: _backend(explanation, phase) for phase in PHASES},
+        attention=_backends(explanation),
         processors=tuple(_processor_part(explanation, selection) for selection in explanation.processors),
         vocab_limit=vocab_limit,
     )
@@ -354,20 +380,26 @@ def _start_executor(explanation: Explanation, vocab_limit: int) -> Executor:
     return executor
 
 
-def _backend(explanation: Explanation, phase: Phase) -> tuple[Any, BaseModel]:
-    """Factory and options of a phase's backend. Two backends have their options under their names."""
-    records: dict[str, Record] = {p: explanation.attention.record(p) for p in PHASES}
-    names = {record.name for record in records.values()}
+def _backends(explanation: Explanation) -> dict[AttentionPart, tuple[Any, BaseModel]]:
+    """Factory and options of each part's backend. Where several are used, options stand under their names."""
+    attention, where = explanation.attention, explanation.loaded.where
     options, path = explanation.config.attention.options, "attention.options"
-    if len(names) > 1:
-        if unknown := set(options) - names:
-            raise ConfigError(
-                f"{path}: {', '.join(sorted(unknown))}: prefill and decode use {' and '.join(sorted(names))}, so options "
-                "stand under a backend's name"
-            )
-        options, path = options.get(records[phase].name, {}), f"{path}.{records[phase].name}"
-    record = records[phase]
-    return record.factory, validate_options(record.options, options, path, explanation.loaded.where)
+    records = attention.records
+    if len(records) == 1:
+        checked = {name: validate_options(record.options, options, path, where) for name, record in records.items()}
+    else:
+        for name in options:
+            if name not in records:
+                raise ConfigError(
+                    f"{path}.{name} ({where(f'{path}.{name}')}): attention uses {' and '.join(sorted(records))}, so "
+                    f"options stand under a backend's name.{did_you_mean(name, records)}"
+                )
+        checked = {
+            name: validate_options(record.options, options.get(name, {}), f"{path}.{name}", where)
+            for name, record in records.items()
+        }
+    chosen = {part: attention.record(part) for part in attention.parts}
+    return {part: (record.factory, checked[record.name]) for part, record in chosen.items()}
 
 
 def _processor_part(explanation: Explanation, selection: Selection) -> ProcessorPart:
@@ -379,10 +411,10 @@ def _processor_part(explanation: Explanation, selection: Selection) -> Processor
 
 
 def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) -> EngineCore:
-    config, resolved = explanation.config, explanation.resolved
-    num_blocks = _pool_blocks(explanation, executor)
-    executor.initialize_kv_cache(num_blocks)
-    resolved = replace(resolved, num_kv_blocks=num_blocks)
+    config = explanation.config
+    num_blocks, pool_why = _pool_blocks(explanation, executor)
+    resolved = explanation.resolved
+    resolved = replace(resolved, num_kv_blocks=num_blocks, why={**resolved.why, **pool_why})
     depth = min(explanation.max_concurrent_batches, executor.max_concurrent_batches)
     kv = KVCacheCoordinator(
         windows=[group.spec.window for group in explanation.cache.groups],
@@ -393,17 +425,9 @@ def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) ->
         prefix_caching=config.cache.prefix_caching,
         max_tokens_in_flight=resolved.max_num_batched_tokens * depth,
     )
-    if config.max_model_len == "auto" and not kv.fits(resolved.max_model_len):
-        # One truth for admission and the listing (C7): what a single request can really hold.
-        fitted = kv.longest
-        if fitted == 0:
-            groups = len(explanation.cache.groups)
-            raise MemoryBudgetError(
-                f"the KV pool has {kv.num_blocks} block(s), but a request needs one in each of the model's {groups} cache "
-                "groups; raise cache.num_blocks, cache.memory_bytes or cache.gpu_memory_utilization"
-            )
-        why = {**resolved.why, "max_model_len": "tokens that the whole KV pool holds"}
-        resolved = replace(resolved, max_model_len=fitted, why=why)
+    if not kv.fits(resolved.max_model_len):
+        resolved = _fit_length(explanation, resolved, kv)
+    executor.initialize_kv_cache(num_blocks)
     info = EngineInfo(
         config=config,
         sources=explanation.loaded.sources,
@@ -416,18 +440,69 @@ def _start_core(explanation: Explanation, executor: Executor, tokenizer: Any) ->
     return EngineCore(info, executor, _scheduler(explanation, resolved, kv, depth), kv, depth, observers)
 
 
-def _pool_blocks(explanation: Explanation, executor: Executor) -> int:
+def _fit_length(explanation: Explanation, resolved: ResolvedConfig, kv: KVCacheCoordinator) -> ResolvedConfig:
+    """Shorten max_model_len to what the pool holds; a length that was written is never shortened.
+
+    Where the number of blocks was written as well, both are the operator's: longer requests are refused one by one (C21).
+    """
+    config, longest = explanation.config, kv.longest
+    if config.max_model_len != "auto":
+        if config.cache.num_blocks == "auto":
+            raise MemoryBudgetError(_too_long(explanation, kv))
+        return resolved
+    if longest == 0:
+        groups = len(explanation.cache.groups)
+        raise MemoryBudgetError(
+            f"the KV pool has {kv.num_blocks} block(s), but a request needs one in each of the model's {groups} cache "
+            "groups; raise cache.num_blocks, cache.memory_bytes or cache.gpu_memory_utilization"
+        )
+    # One truth for admission and the listing (C7): what a single request can really hold.
+    why = {**resolved.why, "max_model_len": "tokens that the whole KV pool holds"}
+    return replace(resolved, max_model_len=longest, why=why)
+
+
+def _too_long(explanation: Explanation, kv: KVCacheCoordinator) -> str:
+    """Why a request of max_model_len fits no empty pool, and each thing that would help."""
+    config, resolved, cache = explanation.config, explanation.resolved, explanation.cache
+    itemsize = torch_dtype(resolved.kv_dtype).itemsize
+    block_bytes = cache.block_bytes(itemsize)
+    needed = sum(m.needed_on(resolved.max_model_len, 0, 0) for m in kv.managers)
+    ways = [f"max_model_len at most {kv.longest} (auto fits it)"] if kv.longest else []
+    if config.cache.memory_bytes != "auto":
+        ways.append(f"cache.memory_bytes {(needed + 1) * block_bytes} or more")
+    elif resolved.device == "cuda":
+        ways.append(f"a cache.gpu_memory_utilization above {config.cache.gpu_memory_utilization}")
+        ways.append(f"a scheduler.max_num_batched_tokens below {resolved.max_num_batched_tokens}")
+    else:
+        ways.append(f"cache.memory_bytes {(needed + 1) * block_bytes}, if the host has them")
+    if itemsize > 1 and all(FP8 in record.kv_dtypes for record in explanation.attention.records.values()):
+        ways.append("cache.dtype fp8")
+    return (
+        f"max_model_len ({explanation.loaded.where('max_model_len')}): a request of {resolved.max_model_len} tokens takes "
+        f"{needed} KV blocks of {block_bytes} bytes, {needed * block_bytes} in all, but the pool has {kv.num_blocks}, "
+        f"{kv.num_blocks * block_bytes} bytes, and holds one of {kv.longest} tokens. What would work: {'; '.join(ways)}"
+    )
+
+
+def _pool_blocks(explanation: Explanation, executor: Executor) -> tuple[int, dict[str, str]]:
+    """Blocks of the pool, the null block included, and why there are so many where nobody wrote it."""
     config, resolved, cache = explanation.config, explanation.resolved, executor.kv_cache_spec()
     if config.cache.num_blocks != "auto":
-        return config.cache.num_blocks + 1
+        return config.cache.num_blocks + 1, {}
     per_request = -(-resolved.max_model_len // resolved.block_size) * len(cache.groups)
-    return num_kv_blocks(
-        executor.available_kv_memory(),
+    wanted = per_request * config.scheduler.max_num_seqs
+    available = executor.available_kv_memory()
+    num_blocks = num_kv_blocks(
+        available,
         cache.block_bytes(torch_dtype(resolved.kv_dtype).itemsize),
         resolved.max_model_len,
         resolved.block_size,
-        wanted=per_request * config.scheduler.max_num_seqs,
+        wanted=wanted,
     )
+    budgets = [budget for budget in executor.collective_rpc("kv_budget") if budget is not None]
+    measured = str(min(budgets, key=lambda b: b.pool)) if budgets else f"{available} bytes for the pool"
+    enough = f"; {config.scheduler.max_num_seqs} requests of max_model_len take no more" if num_blocks > wanted else ""
+    return num_blocks, {"num_kv_blocks": measured + enough}
 
 
 def _scheduler(explanation: Explanation, resolved: ResolvedConfig, kv: KVCacheCoordinator, depth: int) -> Scheduler:

@@ -49,12 +49,18 @@ class AttentionContext:
         return -(-self.max_model_len // self.block_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """One layer's frozen facts, passed to `attend`."""
+    """One layer's frozen facts, passed to `attend`. A backend honours all of them, or its record refuses them."""
 
     index: int
     spec: AttentionSpec
+    #: what a cached key, and a cached value, is multiplied by to give the true one; other than 1 with fp8 caches only
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    #: float32 ``[H]`` where ``spec.sinks``: a logit a head, neither scaled nor capped, that joins the softmax's denominator
+    #: (and `lse`) and nothing else
+    sinks: Tensor | None = None
 
 
 class PlanState:
@@ -111,7 +117,7 @@ class AttentionBackend(ABC):
         out
             ``[T, H, D]``, written in full.
         lse
-            Optional float32 ``[T, H]``, receives the natural-log sum of exponentials.
+            Optional float32 ``[T, H]``, receives the natural-log sum of exponentials, the sink's included.
 
         In a captured bucket it must allocate nothing that outlives the call outside the graph's pool, read no host integer
         but bucket constants, and never synchronise.

@@ -96,7 +96,7 @@ class Bucket:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """``"float32"`` -> ``torch.float32``."""
+    """``"float32"`` -> ``torch.float32``, ``"float8_e4m3fn"`` -> ``torch.float8_e4m3fn``."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a torch dtype")

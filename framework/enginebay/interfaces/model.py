@@ -94,8 +94,9 @@ class Build(Protocol):
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
         rope: Rotary | None = None,
+        sinks: Tensor | None = None,
     ) -> Attention:
-        """An attention layer over the paged cache; `spec` counts the whole model's heads."""
+        """An attention layer over the paged cache; `spec` counts the whole model's heads, `sinks` this rank's."""
 
 
 @dataclass(frozen=True, kw_only=True)

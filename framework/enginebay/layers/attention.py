@@ -7,7 +7,7 @@ Shapes: ``T`` tokens of the step, ``H`` query heads, ``K`` KV heads, ``D`` head 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,30 @@ class Attention(nn.Module):
         Norms over the head size, applied before rotation.
     rope
         Rotation of queries and keys; None for none.
+    sinks
+        float32 ``[H]``, this rank's learned logit a head, where ``spec.sinks`` says that there is one.
+
+    Raises
+    ------
+    ModelError
+        `sinks` and ``spec.sinks`` disagree.
     """
 
     def __init__(
-        self, index: int, spec: AttentionSpec, q_norm: RMSNorm | None, k_norm: RMSNorm | None, rope: Rotary | None
+        self,
+        index: int,
+        spec: AttentionSpec,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+        rope: Rotary | None,
+        sinks: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.layer = AttentionLayer(index, spec)
+        if spec.sinks != (sinks is not None):
+            raise ModelError(
+                f"attention layer {index}: spec.sinks is {spec.sinks}, but sinks is {type(sinks).__name__}"
+            )
+        self.layer = AttentionLayer(index, spec, sinks=sinks)
         self.q_norm = q_norm
         self.k_norm = k_norm
         self.rope = rope
@@ -72,8 +89,11 @@ class Attention(nn.Module):
         """The layer's facts on this rank."""
         return self.layer.spec
 
-    def bind(self, runtime: AttentionRuntime, cache: Tensor) -> None:
-        """Connect the layer to its group and to its cache ``[blocks, 2, block, K, D]`` (any strides)."""
+    def bind(self, runtime: AttentionRuntime, cache: Tensor, *, k_scale: float = 1.0, v_scale: float = 1.0) -> None:
+        """Connect the layer to its group and to its cache ``[blocks, 2, block, K, D]`` (any strides).
+
+        An fp8 cache holds keys divided by `k_scale` and values by `v_scale`.
+        """
         expected = (2, self.spec.num_kv_heads, self.spec.head_dim)
         if cache.dim() != 5 or (cache.shape[1], *cache.shape[3:]) != expected:
             raise ModelError(
@@ -81,6 +101,7 @@ class Attention(nn.Module):
                 f"not {list(cache.shape)}"
             )
         self._runtime, self._cache = runtime, cache
+        self.layer = replace(self.layer, k_scale=k_scale, v_scale=v_scale)
 
     def forward(self, qkv: Tensor, positions: Tensor) -> Tensor:
         """Attend.
@@ -105,13 +126,18 @@ class Attention(nn.Module):
         tokens, heads, kv_heads = qkv.shape[0], spec.num_heads, spec.num_kv_heads
         states = qkv.view(tokens, heads + 2 * kv_heads, spec.head_dim)
         query = states[:, :heads]
-        if self.q_norm is not None:
-            query.copy_(self.q_norm(query))
-        if self.k_norm is not None:
-            key = states[:, heads : heads + kv_heads]
-            key.copy_(self.k_norm(key))
-        table = None if self.rope is None else self.rope.table
-        rope_and_cache(states, heads, positions, table, cache, batch.slot_mappings[runtime.group])
+        rope_and_cache(
+            states,
+            heads,
+            positions,
+            None if self.rope is None else self.rope.table,
+            cache,
+            batch.slot_mappings[runtime.group],
+            q_norm=None if self.q_norm is None else (self.q_norm.weight, self.q_norm.eps),
+            k_norm=None if self.k_norm is None else (self.k_norm.weight, self.k_norm.eps),
+            k_scale=self.layer.k_scale,
+            v_scale=self.layer.v_scale,
+        )
         out = torch.empty(tokens, heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         self._attend(runtime, batch, query, cache, out)
         return out.view(tokens, heads * spec.head_dim)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from enginebay.errors import ModelError
 from enginebay.interfaces.model import Split
@@ -138,11 +139,12 @@ class ModelBuilder:
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
         rope: Rotary | None = None,
+        sinks: Tensor | None = None,
     ) -> Attention:
         """See `Build.attention`."""
         heads = self.parallel.shard(spec.num_heads, "the number of attention heads").size
         local = replace(spec, num_heads=heads, num_kv_heads=self.parallel.kv_heads(spec.num_kv_heads)[1])
-        layer = Attention(len(self.attention_layers), local, q_norm, k_norm, rope)
+        layer = Attention(len(self.attention_layers), local, q_norm, k_norm, rope, sinks)
         self.attention_layers.append(layer)
         return layer
 

@@ -56,10 +56,6 @@ class RMSNorm(WeightModule):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """``[..., d]`` normalised; with a residual, adds to it in place first and returns both."""
-        if self.weight.dtype != x.dtype:
-            summed = x if residual is None else residual.add_(x)
-            out = rms_norm(summed.float(), self.weight, self.eps).to(x.dtype)
-            return out if residual is None else (out, residual)
         if residual is None:
             return rms_norm(x, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps), residual

@@ -16,6 +16,7 @@ from enginebay.interfaces.model import CausalLM
 from enginebay.interfaces.quant import Quantizer
 from enginebay.layers.weights import WeightModule, WeightTarget
 from enginebay.loading.source import RawTensor, WeightSource
+from enginebay.loading.staged_reads import read_all
 
 #: most names a category that an error lists
 _LISTED = 20
@@ -29,7 +30,8 @@ def expected_tensors(model: CausalLM) -> dict[str, tuple[int, ...]]:
 def load_weights(model: CausalLM, source: WeightSource, quantizer: Quantizer | None = None) -> None:
     """Fill the model's parameters in place, each in its own dtype and on its own device.
 
-    No more than one checkpoint tensor is held at a time, or two while a tied matrix is compared.
+    No more than one checkpoint tensor is held at a time, or two while a tied matrix is compared. On CUDA it is held on the
+    device, read there by `enginebay.loading.staged_reads`.
 
     Raises
     ------
@@ -42,15 +44,17 @@ def load_weights(model: CausalLM, source: WeightSource, quantizer: Quantizer | N
     names = source.names()
     _check_names(model, source, names, targets, aliases)
     problems: list[str] = []
+    tensors = read_all(source, [name for name in names if name in targets], _device(targets))
     for name in names:
         if name in targets:
             target = targets[name]
-            tensor = _plain(source.load(name), quantizer, target.destination.dtype)
+            tensor = _plain(next(tensors), quantizer, target.destination.dtype)
             problem = _misfit(tensor, target)
             if problem:
                 problems.append(f"{name}: {problem}")
             else:
                 target.fill(tensor)
+            del tensor  # before the next one is made
         elif name in aliases and not _equal(source.load(name), source.load(aliases[name]), quantizer):
             problems.append(
                 f"{name} differs from {aliases[name]}, though the configuration ties them; "
@@ -60,6 +64,10 @@ def load_weights(model: CausalLM, source: WeightSource, quantizer: Quantizer | N
         raise WeightsError("the checkpoint does not fit the model:\n  " + "\n  ".join(problems))
     for module in _layers(model):
         module.finish_loading()
+
+
+def _device(targets: dict[str, WeightTarget]) -> torch.device:
+    return next((target.destination.device for target in targets.values()), torch.device("cpu"))
 
 
 def _layers(model: CausalLM) -> Iterator[WeightModule]:

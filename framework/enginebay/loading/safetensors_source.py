@@ -11,17 +11,44 @@ import json
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from enginebay.errors import WeightsError
-from enginebay.loading.source import RawTensor
+from enginebay.loading.source import FileSpan, RawTensor
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 #: most names that an error lists
 _LISTED = 10
+#: What the header calls the dtypes that torch has.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class _OpenFile(NamedTuple):
+    """A file that safetensors has checked and keeps mapped."""
+
+    path: Path
+    mapped: Any
 
 
 class SafetensorsSource:
@@ -37,7 +64,9 @@ class SafetensorsSource:
         self._folder = folder
         self._stack = ExitStack()
         #: tensor name -> the open file that holds it
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, _OpenFile] = {}
+        #: spans of each file that was asked for one
+        self._spans: dict[Path, dict[str, FileSpan]] = {}
         with ExitStack() as on_error:
             on_error.callback(self.close)
             if (folder / _INDEX).is_file():
@@ -53,22 +82,32 @@ class SafetensorsSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Logical shape, from the header."""
-        return tuple(self._file(name).get_slice(name).get_shape())
+        return tuple(self._file(name).mapped.get_slice(name).get_shape())
 
     def load(self, name: str) -> RawTensor:
         """Read one tensor to the host."""
         try:
-            data = self._file(name).get_tensor(name)
+            data = self._file(name).mapped.get_tensor(name)
         except SafetensorError as error:
             raise WeightsError(f"{name} cannot be read from {self._folder}: {error}") from error
         return RawTensor(name=name, shape=tuple(data.shape), data=data)
+
+    def locate(self, name: str) -> FileSpan:
+        """Where a tensor lies in its file."""
+        path = self._file(name).path
+        if path not in self._spans:
+            self._spans[path] = _read_spans(path)
+        try:
+            return self._spans[path][name]
+        except KeyError:
+            raise WeightsError(f"{name} has a dtype in {path} that torch does not have") from None
 
     def close(self) -> None:
         """Release the files."""
         self._files = {}
         self._stack.close()
 
-    def _file(self, name: str) -> Any:
+    def _file(self, name: str) -> _OpenFile:
         try:
             return self._files[name]
         except KeyError:
@@ -95,15 +134,34 @@ class SafetensorsSource:
                 )
             self._files.update((name, file) for name in held if name in expected)
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> _OpenFile:
         try:
-            return self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            return _OpenFile(path, self._stack.enter_context(safe_open(path, framework="pt", device="cpu")))
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{path} is truncated or damaged: {error}; fetch it again") from error
 
 
-def _in_file_order(file: Any) -> list[str]:
-    return list(file.offset_keys())
+def _in_file_order(file: _OpenFile) -> list[str]:
+    return list(file.mapped.offset_keys())
+
+
+def _read_spans(path: Path) -> dict[str, FileSpan]:
+    """Every tensor's place, from the header of a file that safetensors has checked.
+
+    Source of the format: the README of the safetensors library.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    spans = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] in _DTYPES:
+            spans[name] = FileSpan(
+                path, 8 + length + begin, end - begin, tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+            )
+    return spans
 
 
 def _single_file(folder: Path) -> Path:

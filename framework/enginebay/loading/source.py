@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
@@ -36,3 +38,22 @@ class WeightSource(Protocol):
 
     def close(self) -> None:
         """Release files."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Where a plain tensor's bytes lie: `num_bytes` from `offset` on, row-major and little-endian."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@runtime_checkable
+class LocatedSource(WeightSource, Protocol):
+    """A source whose tensors lie plain in files, so that others may read the bytes their own way."""
+
+    def locate(self, name: str) -> FileSpan:
+        """Where a tensor lies, checked against the file's size. Raises `WeightsError` where there is none."""

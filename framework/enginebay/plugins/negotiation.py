@@ -1,7 +1,7 @@
 """What the attention backends of a run must agree on: KV layout, block size, KV dtype.
 
-All backends that read one cache see the same memory, so a choice for one phase binds the others. Which backends are
-chosen is decided elsewhere.
+All backends that read one cache see the same memory, so a choice for one phase or layer group binds the others. Which
+backends are chosen is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from enginebay.errors import ResolutionError
 from enginebay.plugins.records import AttentionRecord, KVLayout
 from enginebay.plugins.requirements import AttentionSpec
-
-#: a backend and the layer specs that it serves
-RecordWithSpecs = tuple[AttentionRecord, Sequence[AttentionSpec]]
 
 #: a layout is its axes: two plugins may call the same one by different names
 Axes = tuple[str, str, str, str, str]
@@ -24,19 +22,28 @@ Axes = tuple[str, str, str, str, str]
 LEAST_BLOCK = 16
 
 
-def negotiate_layout(
-    records_with_specs: Sequence[RecordWithSpecs], block_size: int | None = None
-) -> tuple[KVLayout, int]:
+@dataclass(frozen=True)
+class CacheUser:
+    """A backend that reads the cache, and what for."""
+
+    record: AttentionRecord
+    #: the layers that it serves
+    specs: Sequence[AttentionSpec]
+    #: the part of the engine that it fills, for messages: ``attention.sliding.decode``
+    part: str = "attention"
+
+
+def negotiate_layout(users: Sequence[CacheUser], block_size: int | None = None) -> tuple[KVLayout, int]:
     """The layout and the block size, in tokens, that every backend takes for every spec it serves.
 
     Parameters
     ----------
-    records_with_specs
-        At least one backend.
+    users
+        At least one.
     block_size
         Fixed by the user, or None: the smallest of at least 16 tokens that all kernels can take.
     """
-    return _common_layout(records_with_specs), common_block_size([r for r, _ in records_with_specs], block_size)
+    return _common_layout(users), common_block_size([user.record for user in users], block_size)
 
 
 def common_block_size(records: Sequence[AttentionRecord], block_size: int | None = None) -> int:
@@ -70,22 +77,35 @@ def common_kv_dtype(records: Iterable[AttentionRecord], wanted: str) -> str:
     )
 
 
-def _common_layout(records_with_specs: Sequence[RecordWithSpecs]) -> KVLayout:
-    wishes = [
-        (record, _ranks(layouts))
-        for record, specs in records_with_specs
-        for layouts in ([record.kv_layouts(spec) for spec in specs] or [record.layouts])
-    ]
+def _common_layout(users: Sequence[CacheUser]) -> KVLayout:
+    wishes = [(user, _ranks(layouts)) for user in users for layouts in _layouts(user)]
     common = set.intersection(*(set(ranks) for _, ranks in wishes))
     if not common:
         raise ResolutionError(
-            "the attention backends have no KV layout in common:\n"
-            + "\n".join(dict.fromkeys(f"  {r.name}: {_names(r, ranks)}" for r, ranks in wishes))
-            + "\nName one backend for all phases, or backends that share a layout, in attention.backend."
+            "the attention backends read one KV cache, but have no KV layout in common:\n"
+            + "\n".join(dict.fromkeys(f"  {u.part}: {u.record.name}: {_names(u, ranks)}" for u, ranks in wishes))
+            + "".join(f"\n{a} cannot share with {b}" for a, b in _strangers(wishes))
         )
     # least sum of ranks; the first backend's preference breaks a tie
     best = min(common, key=lambda axes: (sum(ranks[axes] for _, ranks in wishes), wishes[0][1][axes]))
-    return next(layout for layout in _layouts(records_with_specs) if layout.axes == best)
+    return next(layout for user in users for layouts in _layouts(user) for layout in layouts if layout.axes == best)
+
+
+def _layouts(user: CacheUser) -> list[tuple[KVLayout, ...]]:
+    """By layer spec, the layouts that a user takes."""
+    return [user.record.kv_layouts(spec) for spec in user.specs] or [user.record.layouts]
+
+
+def _strangers(wishes: Sequence[tuple[CacheUser, dict[Axes, int]]]) -> list[tuple[str, str]]:
+    """Pairs of users that have no layout in common."""
+    pairs = itertools.combinations(wishes, 2)
+    return list(
+        dict.fromkeys(
+            (f"{a.part} ({a.record.name})", f"{b.part} ({b.record.name})")
+            for (a, x), (b, y) in pairs
+            if not x.keys() & y
+        )
+    )
 
 
 def _ranks(layouts: Iterable[KVLayout]) -> dict[Axes, int]:
@@ -96,16 +116,9 @@ def _ranks(layouts: Iterable[KVLayout]) -> dict[Axes, int]:
     return ranks
 
 
-def _layouts(records_with_specs: Sequence[RecordWithSpecs]) -> Iterable[KVLayout]:
-    for record, specs in records_with_specs:
-        for spec in specs:
-            yield from record.kv_layouts(spec)
-        yield from record.layouts
-
-
-def _names(record: AttentionRecord, ranks: Iterable[Axes]) -> str:
-    names = {layout.axes: layout.name for layout in record.layouts}
-    return ", ".join(names.get(axes, " ".join(axes)) for axes in ranks) or "none"
+def _names(user: CacheUser, ranks: Iterable[Axes]) -> str:
+    names = {layout.axes: layout.name for layouts in [*_layouts(user), user.record.layouts] for layout in layouts}
+    return ", ".join(names[axes] for axes in ranks) or "none"
 
 
 def _blocks(records: Iterable[AttentionRecord]) -> str:

@@ -7,14 +7,16 @@ written once, and a false claim fails the suite. A record's factory is a functio
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from enginebay.errors import PluginError
+from enginebay.plugins.distributions import check_requirement, distribution_fault
 from enginebay.plugins.requirements import AttentionSpec, Reason, Requirements, Support
+from enginebay.plugins.suggest import did_you_mean
 
 Kind = Literal["attention", "executor", "model", "quant", "sampler", "scheduler"]
 KINDS: tuple[Kind, ...] = ("attention", "executor", "model", "quant", "sampler", "scheduler")
@@ -31,7 +33,13 @@ class NoOptions(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What every kind of record has."""
+    """What every kind of record has.
+
+    Raises
+    ------
+    PluginError
+        An entry of `requires_dist` is no PEP 508 requirement.
+    """
 
     kind: ClassVar[Kind]
 
@@ -45,7 +53,9 @@ class Record:
     api_version: int
     #: importable modules that the part needs, e.g. ``("flashinfer",)``
     requires: tuple[str, ...] = ()
-    #: what to install when a module in `requires` is missing
+    #: distributions that the part needs, as PEP 508 requirements, e.g. ``("flashinfer-python>=0.6.14",)``
+    requires_dist: tuple[str, ...] = ()
+    #: what to install when something in `requires` is missing, or something in `requires_dist` is missing or too old
     install: str = ""
     #: device types that the part runs on
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -55,6 +65,15 @@ class Record:
     priority: int = 0
     #: further reasons against a run that the fields cannot say
     check: Callable[[Requirements], list[Reason]] | None = None
+
+    def __post_init__(self) -> None:
+        for requirement in self.requires_dist:
+            if fault := check_requirement(requirement):
+                raise PluginError(f"{self.kind} plugin {self.name}: requires_dist: {fault}")
+
+    def priority_for(self, req: Requirements) -> float:
+        """What ``auto`` compares for `req`."""
+        return self.priority
 
     def supports(self, req: Requirements) -> Support:
         """Answer whether this part can serve `req`, with every reason against it."""
@@ -69,6 +88,10 @@ class Record:
                     hint=f"pip install {self.install or ' '.join(missing)}",
                 )
             )
+        for requirement in self.requires_dist:
+            if fault := distribution_fault(requirement):
+                hint = f"pip install {self.install or repr(requirement)}"
+                reasons.append(Reason(code="distribution", detail=fault, hint=hint))
         if req.hardware.device not in self.devices:
             reasons.append(Reason(code="device", wanted=req.hardware.device, allowed=", ".join(self.devices)))
         reasons.extend(self._capability_reasons(req))
@@ -117,9 +140,18 @@ Phase = Literal["decode", "prefill"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRecord(Record):
-    """An attention backend's capabilities. Everything undeclared is refused by the resolver."""
+    """An attention backend's capabilities. Everything undeclared is refused by the resolver.
+
+    Raises
+    ------
+    PluginError
+        `phase_priority` names no phase.
+    """
 
     kind: ClassVar[Kind] = "attention"
+
+    #: overrides `priority` for single phases, e.g. ``{"prefill": 30}``
+    phase_priority: Mapping[Phase, int] = field(default_factory=dict, hash=False)
 
     phases: tuple[Phase, ...] = ("decode", "prefill")
     dtypes: tuple[str, ...]
@@ -139,6 +171,24 @@ class AttentionRecord(Record):
     #: least CUDA compute capability; None: any
     min_capability: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for phase in self.phase_priority:
+            if phase not in get_args(Phase):
+                raise PluginError(
+                    f"attention plugin {self.name}: phase_priority: {phase!r} is not a phase; phases: "
+                    f"{', '.join(get_args(Phase))}.{did_you_mean(str(phase), get_args(Phase))}"
+                )
+
+    def phase_priorities(self) -> dict[str, int]:
+        """The priority in each phase that the backend serves."""
+        return {phase: self.phase_priority.get(phase, self.priority) for phase in self.phases}
+
+    def priority_for(self, req: Requirements) -> float:
+        """The mean over the phases asked for."""
+        by_phase = self.phase_priorities()
+        return sum(by_phase.get(phase, self.priority) for phase in req.phases) / len(req.phases)
+
     def kv_layouts(self, spec: AttentionSpec) -> tuple[KVLayout, ...]:
         """Layouts that the backend takes for `spec`, most wanted first."""
         return self.layouts
@@ -157,7 +207,8 @@ class AttentionRecord(Record):
         if req.kv_dtype not in self.kv_dtypes:
             deny("kv_dtype", req.kv_dtype, ", ".join(self.kv_dtypes), "set cache.dtype")
         if req.block_size is not None and all(req.block_size % k for k in self.kernel_blocks):
-            deny("block_size", req.block_size, f"multiples of {', '.join(map(str, self.kernel_blocks))}")
+            blocks = " or of ".join(map(str, self.kernel_blocks))
+            deny("block_size", req.block_size, f"multiples of {blocks}", "set cache.block_size")
         cap = req.hardware.capability
         if self.min_capability is not None and cap is not None and cap < self.min_capability:
             deny("capability", f"sm_{cap[0]}{cap[1]}", f">= sm_{self.min_capability[0]}{self.min_capability[1]}")
@@ -167,7 +218,8 @@ class AttentionRecord(Record):
             if self.head_dims is not None and spec.head_dim not in self.head_dims:
                 deny("head_dim", spec.head_dim, ", ".join(map(str, self.head_dims)))
             if spec.window is not None and not self.window:
-                deny("window", f"sliding window {spec.window}", "full attention")
+                hint = "name another backend for attention.backend.groups.sliding"
+                deny("window", f"sliding window {spec.window}", "full attention", hint)
             if spec.soft_cap is not None and not self.soft_cap:
                 deny("soft_cap", f"logit soft cap {spec.soft_cap}", "no soft cap")
             if spec.sinks and not self.sinks:
@@ -278,6 +330,7 @@ class LogitsProcessorRecord(Record):
     request_options: type[BaseModel] = NoOptions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.stage == "scaled" and not self.argmax_invariant:
             raise PluginError(
                 f"logits processor {self.name}: stage 'scaled' needs argmax_invariant=True, since greedy rows skip that "

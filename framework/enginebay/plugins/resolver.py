@@ -112,25 +112,28 @@ class _Resolver:
         loaded, broken = self.loader.candidates(self.kind)
         answers = [(plugin, self._explained(plugin)) for plugin in loaded]
         rejected = [answer for _, answer in answers if answer.reasons] + [_rejected_broken(b) for b in broken]
-        able = sorted(
-            (plugin for plugin, answer in answers if not answer.reasons), key=lambda p: p.record.priority, reverse=True
-        )
+        able = sorted((plugin for plugin, answer in answers if not answer.reasons), key=self._priority, reverse=True)
         if not able:
             raise ResolutionError(
                 f"{self.bay}: no installed plugin fits this run:\n" + (_listing(rejected) or "  none is installed")
             )
         best, *rest = able
-        if ties := [p for p in rest if p.record.priority == best.record.priority]:
+        if ties := [p for p in rest if self._priority(p) == self._priority(best)]:
             names = [p.record.name for p in (best, *ties)]
             raise ResolutionError(
-                f"{self.bay}: auto cannot choose between plugins of equal priority {best.record.priority}:\n"
+                f"{self.bay}: auto cannot choose between plugins of equal priority {self._priority(best):g}:\n"
                 + "\n".join(f"  {p.record.name} ({p.identity.origin})" for p in (best, *ties))
                 + f"\nName one: {self._yaml_path()}: {' or '.join(names)}."
             )
-        rejected += [
-            Rejected(p.record.name, p.identity.origin, (_lower_priority(p.record, best.record),)) for p in rest
-        ]
+        rejected += [Rejected(p.record.name, p.identity.origin, (self._lower_priority(p, best),)) for p in rest]
         return self._select(best, AUTO, AUTO, rejected)
+
+    def _priority(self, plugin: LoadedPlugin) -> float:
+        return plugin.record.priority_for(self.requirements)
+
+    def _lower_priority(self, plugin: LoadedPlugin, best: LoadedPlugin) -> Reason:
+        detail = f"it fits, but its priority {self._priority(plugin):g} is below {self._priority(best):g}"
+        return Reason(code="priority", detail=detail)
 
     def _reasons(self, plugin: LoadedPlugin) -> list[Reason]:
         try:
@@ -160,8 +163,6 @@ class _Resolver:
 
     def _yaml_path(self) -> str:
         key = {"attention": "backend", "executor": "backend", "quant": "method", "scheduler": "policy"}[self.kind]
-        if self.kind == "attention" and self.label:
-            return f"attention.backend.{self.label}"
         return f"{self.kind}.{key}"
 
 
@@ -175,10 +176,6 @@ def _switches(plugin: LoadedPlugin, requirements: Requirements) -> Iterable[Swit
     if isinstance(record, ExecutorRecord) and record.max_concurrent_batches == 1:
         why = "its record declares max_concurrent_batches=1"
         yield SwitchedOff("asynchronous scheduling", str(plugin.identity), why)
-
-
-def _lower_priority(record: Record, best: Record) -> Reason:
-    return Reason(code="priority", detail=f"it fits, but its priority {record.priority} is below {best.priority}")
 
 
 def _rejected_broken(broken: BrokenPlugin) -> Rejected:

@@ -15,6 +15,9 @@ from enginebay.plugins.requirements import Reason
 #: the word that leaves a choice to the resolver
 AUTO = "auto"
 
+#: a part of the attention bay: a group of layers, by `CacheKind`, and a phase
+AttentionPart = tuple[str, str]
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -38,7 +41,7 @@ class SwitchedOff:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The answer for one bay, or for one phase of it."""
+    """The answer for one bay, or for a part of it."""
 
     kind: str
     #: the name asked for, or ``"auto"``
@@ -48,7 +51,7 @@ class Selection:
     #: None: the bay stays empty, and `note` says why
     chosen: Record | None
     identity: PluginIdentity | None
-    #: the part of the bay: a phase; empty: all of it
+    #: the part of the bay: a phase, a group of layers, or ``group.phase``; empty: all of it
     label: str = ""
     note: str = ""
     rejected: tuple[Rejected, ...] = ()
@@ -56,16 +59,16 @@ class Selection:
 
     @property
     def bay(self) -> str:
-        """``attention.decode``, or only the kind."""
+        """``attention.decode``, ``attention.sliding.decode``, or only the kind."""
         return f"{self.kind}.{self.label}" if self.label else self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSelection:
-    """The attention bay: a backend for every phase, and what all of them agree on."""
+    """The attention bay: a backend for every phase of every group of layers, and what all of them agree on."""
 
-    #: phase -> its selection; the same object where one backend serves all
-    phases: Mapping[str, Selection]
+    #: part -> its selection; the same object where one answer holds for several
+    parts: Mapping[AttentionPart, Selection]
     layout: KVLayout
     #: tokens a cache block
     block_size: int
@@ -74,11 +77,16 @@ class AttentionSelection:
     @property
     def selections(self) -> tuple[Selection, ...]:
         """Each selection once, for reports."""
-        return tuple({id(s): s for s in self.phases.values()}.values())
+        return tuple({id(s): s for s in self.parts.values()}.values())
 
-    def record(self, phase: str) -> AttentionRecord:
-        """The record of the backend that computes `phase`."""
-        record = self.phases[phase].chosen
+    @property
+    def records(self) -> dict[str, AttentionRecord]:
+        """The chosen backends by name."""
+        return {record.name: record for record in map(self.record, self.parts)}
+
+    def record(self, part: AttentionPart) -> AttentionRecord:
+        """The record of the backend that computes `part`."""
+        record = self.parts[part].chosen
         assert isinstance(record, AttentionRecord)
         return record
 

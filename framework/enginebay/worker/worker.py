@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +23,28 @@ from enginebay.interfaces.sampler import ProcessorContext
 from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
 from enginebay.layers.attention import AttentionRuntime
 from enginebay.plugins.records import NoOptions, Phase
+from enginebay.plugins.selection import AttentionPart
 from enginebay.sampling.pipeline import Sampler
 from enginebay.worker.batch import SlotBatch
 from enginebay.worker.host_threads import size_threads
-from enginebay.worker.memory import CPU_SHARE, cuda_kv_bytes, host_memory_bytes
-from enginebay.worker.model_loader import ModelParts, load_model
+from enginebay.worker.memory import (
+    ALLOCATION_UNIT,
+    CPU_SHARE,
+    FREE_MEMORY,
+    DeviceMemory,
+    KVBudget,
+    host_memory_bytes,
+    out_of_memory_explained,
+)
+from enginebay.worker.model_loader import ModelParts, build_model, load_model
 from enginebay.worker.model_runner import ModelRunner
 from enginebay.worker.processors import ProcessorPart, build_processors
-from enginebay.worker.profiling import profile_step
+from enginebay.worker.profiling import rehearse
 from enginebay.worker.step_result import CopyingFuture, done
 
 __all__ = ["DeviceWorker", "ProcessorPart", "WorkerSpec", "allocate_cache"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +55,8 @@ class WorkerSpec:
     resolved: ResolvedConfig
     parts: ModelParts
     cache: KVCacheSpec
-    #: factory and options of the backend of each phase, and the model's
-    attention: dict[Phase, tuple[Any, Any]]
+    #: factory and options of the backend of each phase of each group of layers (`AttentionSpec.cache_kind`)
+    attention: Mapping[AttentionPart, tuple[Any, Any]]
     #: logits processors by plugins, in the order that they run
     processors: tuple[ProcessorPart, ...] = ()
     #: ids from here on only pad the model's vocabulary and are never drawn; None: all ids may be
@@ -62,6 +76,8 @@ class DeviceWorker:
         self._sampler: Sampler | None = None
         self._runtimes: tuple[AttentionRuntime, ...] = ()
         self._output_stream: torch.cuda.Stream | None = None
+        self._weight_bytes = self._backend_bytes = self._state_bytes = 0
+        self._budget: KVBudget | None = None
 
     # --- start ---------------------------------------------------------------------------------------------------------
 
@@ -72,13 +88,23 @@ class DeviceWorker:
             self._output_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         else:
             size_threads()
+        with out_of_memory_explained(
+            self.device,
+            lambda: f"{_weight_bytes(self.spec.parts)} bytes of weights, with buffers for attention and sampling,",
+            "choose a smaller or quantized model, or end other processes on the device",
+        ):
+            self._load()
+
+    def _load(self) -> None:
         self._model = load_model(self.spec.parts, self.device)
+        self._weight_bytes = self._allocated()
         self._runtimes = tuple(
             AttentionRuntime(
                 group=index, decode=self._backend("decode", index), prefill=self._backend("prefill", index)
             )
             for index in range(len(self.spec.cache.groups))
         )
+        self._backend_bytes = self._allocated() - self._weight_bytes
         self._sampler = self._make_sampler()
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -86,25 +112,33 @@ class DeviceWorker:
         return self.spec.cache
 
     def available_kv_memory(self) -> int:
-        """Bytes for the KV cache: what the user fixed, or what a run of the largest step leaves."""
+        """Bytes for the KV cache: what the user fixed, or what a rehearsal of the largest steps and graphs leaves."""
         fixed = self.spec.config.cache.memory_bytes
         if fixed != "auto":
             return fixed
         if self.device.type == "cpu":
             return int(host_memory_bytes() * CPU_SHARE)
-        # The largest step runs over a cache of two blocks: its rows all read the null block.
-        self._bind_cache(2)
-        peak = profile_step(self._require_runner(), self.spec.resolved.max_num_batched_tokens, self.device)
-        self._runner = None
-        bucket = Bucket(self.spec.config.scheduler.max_num_seqs, self.spec.resolved.max_num_batched_tokens)
-        workspace = sum(r.decode.workspace_bytes(bucket) + r.prefill.workspace_bytes(bucket) for r in self._runtimes)
-        return cuda_kv_bytes(self.device, self.spec.config.cache.gpu_memory_utilization, peak, workspace)
+        self._budget = self._measure()
+        return self._budget.require(2 * self.spec.cache.block_bytes(torch_dtype(self.spec.resolved.kv_dtype).itemsize))
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate the cache, and capture the graphs that the configuration asks for."""
+        if self._budget is not None:
+            self._budget.check_others(DeviceMemory.settled(self.device))
         self._bind_cache(num_blocks)
         if self.spec.config.graphs.decode_sizes:
-            self._require_runner().capture(self.spec.config.graphs.decode_sizes)
+            with out_of_memory_explained(
+                self.device, lambda: "CUDA graphs", f"lower cache.memory_bytes, {FREE_MEMORY}"
+            ):
+                self._require_runner().capture(self.spec.config.graphs.decode_sizes)
+        if self._budget is not None:
+            used = DeviceMemory.settled(self.device).used
+            level = logging.WARNING if used > self._budget.limit else logging.INFO
+            logger.log(level, "after the start %d bytes of %s are used; %s", used, self.device, self._budget)
+
+    def kv_budget(self) -> KVBudget | None:
+        """How the pool's size came about, where it was measured."""
+        return self._budget
 
     # --- steps ---------------------------------------------------------------------------------------------------------
 
@@ -133,12 +167,47 @@ class DeviceWorker:
             raise ExecutorError(f"rank {self.rank}: the KV cache has not been initialised")
         return self._runner
 
+    def _allocated(self) -> int:
+        """Bytes of tensors on the device; on CPU they are not counted."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def _measure(self) -> KVBudget:
+        """Rehearse over a cache of two blocks, whose rows all read the null block, and sum up."""
+        config, resolved = self.spec.config, self.spec.resolved
+        tokens, seats = resolved.max_num_batched_tokens, config.scheduler.max_num_seqs
+        with out_of_memory_explained(self.device, lambda: f"steps of {tokens} tokens and {seats} rows", FREE_MEMORY):
+            self._bind_cache(2)
+            found = rehearse(self._require_runner(), tokens, config.graphs.decode_sizes, self.device)
+        bucket = Bucket(seats, tokens)
+        declared = sum(r.decode.workspace_bytes(bucket) + r.prefill.workspace_bytes(bucket) for r in self._runtimes)
+        self._forget_steps()
+        return KVBudget(
+            total=DeviceMemory.read(self.device).total,
+            utilization=config.cache.gpu_memory_utilization,
+            outside=found.outside,
+            weights=self._weight_bytes,
+            steps=found.peak - self._weight_bytes,
+            # Backends declare all that they take; what they took when they and their states were made is in the peak.
+            workspaces=max(0, declared - self._backend_bytes - self._state_bytes),
+            graphs=found.graphs,
+            rounding=ALLOCATION_UNIT * self.spec.cache.num_tensors,
+        )
+
+    def _forget_steps(self) -> None:
+        """Free all that steps needed. The runner stands in reference cycles, so it takes the collector."""
+        self._runner = None
+        for runtime in self._runtimes:
+            runtime.batch = runtime.decode_state = runtime.prefill_state = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def _backend(self, phase: Phase, group: int) -> AttentionBackend:
         spec, resolved, scheduler = self.spec, self.spec.resolved, self.spec.config.scheduler
-        factory, options = spec.attention[phase]
+        layers = spec.cache.groups[group].spec
+        factory, options = spec.attention[layers.cache_kind, phase]
         backend = factory(
             AttentionContext(
-                spec=spec.cache.groups[group].spec,
+                spec=layers,
                 group=group,
                 phase=phase,
                 dtype=torch_dtype(resolved.dtype),
@@ -175,9 +244,12 @@ class DeviceWorker:
         assert self._model is not None
         cache, resolved = self.spec.cache, self.spec.resolved
         tensors = [allocate_cache(cache, j, num_blocks, self.device) for j in range(cache.num_tensors)]
+        scales = self.spec.config.cache
         for runtime, group in zip(self._runtimes, cache.groups, strict=True):
             for j, layer in enumerate(group.layers):
-                self._model.attention_layers[layer].bind(runtime, tensors[j])
+                self._model.attention_layers[layer].bind(
+                    runtime, tensors[j], k_scale=scales.key_scale, v_scale=scales.value_scale
+                )
         tokens = max(resolved.max_num_batched_tokens, self.spec.config.scheduler.max_num_seqs)
         batch = SlotBatch(
             max_num_seqs=self.spec.config.scheduler.max_num_seqs,
@@ -188,6 +260,7 @@ class DeviceWorker:
             device=self.device,
         )
         assert self._sampler is not None
+        before = self._allocated()
         self._runner = ModelRunner(
             self._model,
             batch,
@@ -197,6 +270,13 @@ class DeviceWorker:
             prompt_logits=self.spec.config.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
             vocab_limit=self._vocab_limit,
         )
+        self._state_bytes = self._allocated() - before
+
+
+def _weight_bytes(parts: ModelParts) -> int:
+    """Bytes of the model's parameters, without making them."""
+    model, _ = build_model(parts, "meta")
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The ``flashinfer`` attention backend: FlashInfer's paged kernels for NVIDIA GPUs, planned on the host.
 
-Decode runs on tensor cores (fa2) and can be captured in CUDA graphs; prefill runs fa3 on Hopper and fa2 elsewhere. This
-module is the record only; it imports neither torch nor FlashInfer.
+Decode runs on tensor cores (fa2) and can be captured in CUDA graphs; prefill runs fa3 on Hopper and fa2 elsewhere, and over
+an fp8 cache. This module is the record only; it imports neither torch nor FlashInfer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from enginebay.interfaces.attention import AttentionBackend, AttentionContext
 
 _DTYPES = ("bfloat16", "float16")
+FP8 = "float8_e4m3fn"
 
 
 class FlashInferOptions(BaseModel):
@@ -28,7 +29,8 @@ class FlashInferOptions(BaseModel):
     """Device memory of one plan group's phase for partial results of split rows; a plan that needs more fails with
     FlashInfer's message."""
     prefill_kernel: Literal["auto", "fa2", "fa3"] = "auto"
-    """Kernel of the prefill phase; "auto" takes fa3 on Hopper for long queries and fa2 elsewhere."""
+    """Kernel of the prefill phase; "auto" takes fa3 on Hopper for long queries, and fa2 elsewhere and over an fp8 cache,
+    which fa3 reads for fp8 queries only."""
 
 
 def make(context: AttentionContext) -> AttentionBackend:
@@ -39,11 +41,14 @@ def make(context: AttentionContext) -> AttentionBackend:
 
 
 def _check(req: Requirements) -> list[Reason]:
-    """The kernels read queries and cache in one dtype."""
+    """The kernels read queries and a 16-bit cache in one dtype."""
     if req.dtype in _DTYPES and req.kv_dtype in _DTYPES and req.kv_dtype != req.dtype:
         return [
             Reason(
-                code="kv_dtype", wanted=req.kv_dtype, allowed=f"the compute dtype {req.dtype}", hint="set cache.dtype"
+                code="kv_dtype",
+                wanted=req.kv_dtype,
+                allowed=f"the compute dtype {req.dtype}, or {FP8}",
+                hint="set cache.dtype",
             )
         ]
     return []
@@ -61,7 +66,7 @@ RECORD = AttentionRecord(
     priority=20,
     check=_check,
     dtypes=_DTYPES,
-    kv_dtypes=_DTYPES,
+    kv_dtypes=(*_DTYPES, FP8),
     head_dims=(64, 128, 256),
     layouts=(NHD, HND),
     # The kernels divide token positions by a run-time page size, so any block does.

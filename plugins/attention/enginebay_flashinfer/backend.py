@@ -128,16 +128,19 @@ class FlashInferAttention(AttentionBackend):
         """Attention of one layer; see the interface."""
         assert isinstance(state, FlashInferState)
         wrapper = state.turns[0].wrapper
+        scale = {} if layer.k_scale == 1.0 else {"k_scale": layer.k_scale}
         if self._is_hnd:
             cache = cache.transpose(2, 3)
         # The kernels take the query's strides from the tensor but write results densely.
         dense = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         if lse is None:
-            wrapper.run(query, cache, out=dense)
+            wrapper.run(query, cache, out=dense, **scale)
         else:
             dense_lse = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
-            wrapper.run(query, cache, out=dense, lse=dense_lse, return_lse=True)
+            wrapper.run(query, cache, out=dense, lse=dense_lse, return_lse=True, **scale)
             torch.mul(dense_lse, _LN_2, out=lse)  # FlashInfer's is of base 2
+        if layer.v_scale != 1.0:
+            dense.mul_(layer.v_scale)
         if dense is not out:
             out.copy_(dense)
 
@@ -171,10 +174,15 @@ class FlashInferAttention(AttentionBackend):
     def _prefill_kernel(self) -> str:
         """FlashInfer's name of the prefill kernel; its own "auto" also decides by query length, on Hopper alone."""
         is_hopper = torch.cuda.get_device_capability(self.context.device) == (9, 0)
+        is_fp8 = self.context.kv_dtype.itemsize == 1
         wanted = self._options.prefill_kernel
         if wanted == "fa3" and not is_hopper:
             raise PluginError("attention.options.prefill_kernel fa3 needs a Hopper GPU (sm_90); use auto or fa2")
-        if wanted == "auto" and not is_hopper:
+        if wanted == "fa3" and is_fp8:
+            raise PluginError(
+                "attention.options.prefill_kernel fa3 reads no fp8 cache for 16-bit queries; use auto or fa2"
+            )
+        if wanted == "auto" and (is_fp8 or not is_hopper):
             return "fa2"
         return wanted
 

@@ -1,7 +1,8 @@
 """The ``torch`` attention backend: paged attention in plain PyTorch operations, for CPU and CUDA.
 
 It is the backend that always works: any head size, block size and cache layout with contiguous heads, sliding
-windows and soft caps, in float32, bfloat16 and float16. This module is the record only; it imports no torch.
+windows, soft caps and sinks, in float32, bfloat16 and float16, over caches of these and of fp8. This module is the record
+only; it imports no torch.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ RECORD = AttentionRecord(
     factory=make,
     api_version=0,
     dtypes=_DTYPES,
-    kv_dtypes=_DTYPES,
+    kv_dtypes=(*_DTYPES, "float8_e4m3fn"),
     layouts=(NHD, HND),
     kernel_blocks=(1,),
     window=True,
     soft_cap=True,
+    sinks=True,
     host_lens="upper_bound",
     graph_support="single_token_decode",
 )

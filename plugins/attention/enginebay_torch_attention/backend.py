@@ -9,6 +9,7 @@ Shapes: ``R`` rows, ``S`` keys a row (padded), ``K`` KV heads, as in `paging` an
 from __future__ import annotations
 
 import numpy as np
+import torch
 from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import Bucket, PhaseBatch
@@ -48,7 +49,8 @@ class TorchAttention(AttentionBackend):
         self._reads_cache_in_place = dtype == context.kv_dtype and (
             decodes(device, dtype) if decode else prefills(device, dtype, spec.head_dim)
         )
-        self.replayable = decode and self._reads_cache_in_place
+        # sinks are torch operations behind the kernel
+        self.replayable = decode and self._reads_cache_in_place and not spec.sinks
 
     def make_state(self, bucket: Bucket) -> TorchPlanState:
         """A captured bucket's groups and buffers are fixed here, for max_model_len keys a row."""
@@ -94,16 +96,36 @@ class TorchAttention(AttentionBackend):
         """Attention of one layer; see the interface."""
         assert isinstance(state, TorchPlanState)
         _check_heads(cache)
+        if layer.sinks is not None and lse is None:
+            lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         if self._reads_cache_in_place:
             self._read_in_place(query, cache, batch, out, lse)
-            return
+        else:
+            self._read_gathered(layer, query, cache, batch, state, out, lse)
+        if layer.sinks is not None:
+            assert lse is not None
+            # A term more in the denominator scales what was divided by it without.
+            out.mul_(torch.sigmoid(lse - layer.sinks).unsqueeze(-1))
+            torch.logaddexp(lse, layer.sinks, out=lse)
+
+    def _read_gathered(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        cache: Tensor,
+        batch: PhaseBatch,
+        state: TorchPlanState,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """Torch over a gathered copy."""
         if cache.stride() != self._strides:
             self._restride(cache, batch, state)
         for rows, kept in zip(state.groups, state.prepared, strict=True):
             prepared = self._prepare(batch, rows) if kept is None else kept
             if lse is not None and self._rows.uses_sdpa(rows):
                 prepared = self._prepare(batch, rows, masked=True)
-            self._rows.run(rows, prepared, query, cache, out, lse)
+            self._rows.run(rows, prepared, query, cache, out, lse, (layer.k_scale, layer.v_scale))
 
     def _read_in_place(self, query: Tensor, cache: Tensor, batch: PhaseBatch, out: Tensor, lse: Tensor | None) -> None:
         """The compiled kernel of the phase."""

@@ -107,23 +107,31 @@ class RowAttention:
         cache: Tensor,
         out: Tensor,
         lse: Tensor | None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        """Write the output (and lse) of the rows' tokens; arguments as in `AttentionBackend.attend`."""
+        """Write the output (and lse) of the rows' tokens; arguments as in `AttentionBackend.attend`, `scales` the layer's."""
         n, q = rows.num_rows, rows.query_len
         tokens = rows.tokens
         if isinstance(tokens, slice):
-            self._run(rows, prepared, query[tokens], cache, out[tokens], None if lse is None else lse[tokens])
+            self._run(rows, prepared, query[tokens], cache, out[tokens], None if lse is None else lse[tokens], scales)
             return
         padded = query.index_select(0, tokens.padded)
         padded_out = self.scratch.take("out", (n * q, *query.shape[1:]), out.dtype)
         padded_lse = None if lse is None else self.scratch.take("lse", (n * q, query.shape[1]), lse.dtype)
-        self._run(rows, prepared, padded, cache, padded_out, padded_lse)
+        self._run(rows, prepared, padded, cache, padded_out, padded_lse, scales)
         out.index_copy_(0, tokens.target, padded_out.index_select(0, tokens.real))
         if lse is not None and padded_lse is not None:
             lse.index_copy_(0, tokens.target, padded_lse.index_select(0, tokens.real))
 
     def _run(
-        self, rows: RowGroup, prepared: Prepared, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
+        self,
+        rows: RowGroup,
+        prepared: Prepared,
+        query: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        scales: tuple[float, float],
     ) -> None:
         """As `run`, for tokens that lie row by row, ``[N * Q, H, D]``."""
         shape = (rows.num_rows, rows.query_len, self.num_kv_heads, self.group_size)
@@ -131,30 +139,42 @@ class RowAttention:
         if lse is None and self.uses_sdpa(rows):
             self._sdpa(rows, prepared, query, cache, out)
         else:
-            self._blocks(rows, prepared, query, cache, out, None if lse is None else lse.view(shape))
+            self._blocks(rows, prepared, query, cache, out, None if lse is None else lse.view(shape), scales)
 
     def _gather(self, rows: RowGroup, prepared: Prepared, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the rows, ``[N * K, S, D]`` each, in the cache's dtype."""
         raw = self.scratch.take("raw", (prepared.index.shape[0], self.head_dim), self.kv_dtype)
-        torch.index_select(flat_rows(cache), 0, prepared.index, out=raw)
+        source, target = flat_rows(cache), raw
+        if self.kv_dtype.itemsize == 1:  # torch gathers bytes, but no fp8
+            source, target = source.view(torch.uint8), raw.view(torch.uint8)
+        torch.index_select(source, 0, prepared.index, out=target)
         keys, values = raw.view(2, rows.num_rows * self.num_kv_heads, rows.key_len, self.head_dim).unbind()
         return keys, values
 
-    def _float(self, name: str, tensor: Tensor) -> Tensor:
+    def _float(self, name: str, tensor: Tensor, scale: float) -> Tensor:
+        """As float32, and times a scale that only fp8 has."""
         if tensor.dtype == torch.float32:
             return tensor
-        return self.scratch.take(name, tuple(tensor.shape), torch.float32).copy_(tensor)
+        floats = self.scratch.take(name, tuple(tensor.shape), torch.float32).copy_(tensor)
+        return floats if scale == 1.0 else floats.mul_(scale)
 
     def _blocks(
-        self, rows: RowGroup, prepared: Prepared, query: Tensor, cache: Tensor, out: Tensor, lse: Tensor | None
+        self,
+        rows: RowGroup,
+        prepared: Prepared,
+        query: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        scales: tuple[float, float],
     ) -> None:
         """Attention, one block of queries after another; query and out ``[N, Q, K, G, D]``, lse ``[N, Q, K, G]``."""
         n, k, g, d = rows.num_rows, self.num_kv_heads, self.group_size, self.head_dim
         keys, values = self._gather(rows, prepared, cache)
         if not self.half_scores:
-            keys = self._float("keys", keys)
+            keys = self._float("keys", keys, scales[0])
             if not (self._bf16_values and values.numel() >= _BF16_PRODUCT):
-                values = self._float("values", values)
+                values = self._float("values", values, scales[1])
         for block in prepared.blocks:
             a, b, seen = block.first, block.stop, block.num_keys
             shape = (n, k, g, b - a)

@@ -74,6 +74,7 @@ def test_a_hopper_run_in_bfloat16_is_supported(monkeypatch: pytest.MonkeyPatch) 
         ({"hardware": Hardware(device="cuda", capability=(7, 5))}, "capability"),
         ({"dtype": "float32", "kv_dtype": "float32"}, "dtype"),
         ({"kv_dtype": "float16"}, "kv_dtype"),
+        ({"kv_dtype": "float8_e5m2"}, "kv_dtype"),
         ({"attention": (AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=80, scale=1.0),)}, "head_dim"),
         ({"attention": (AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=64, scale=1.0, sinks=True),)}, "sinks"),
     ],
@@ -87,6 +88,10 @@ def test_what_is_not_declared_is_refused_with_a_reason(
 
 def test_mixed_sixteen_bit_dtypes_are_refused_though_each_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons(monkeypatch, dtype="float16", kv_dtype="bfloat16") == {"kv_dtype"}
+
+
+def test_an_fp8_cache_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reasons(monkeypatch, kv_dtype="float8_e4m3fn") == set()
 
 
 def test_unknown_and_impossible_options_are_refused() -> None:
@@ -153,16 +158,20 @@ class Step:
         device: str = "cpu",
         seed: int = 0,
         cache: Tensor | None = None,
+        kv_dtype: torch.dtype | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.spec, self.block_size = spec, block_size
+        #: what cached keys and values are multiplied by
+        self.scales = scales
         rows, columns = len(seq_lens), -(-max_model_len // block_size)
         counts = [-(-n // block_size) for n in seq_lens]
         num_blocks = 1 + sum(counts)
         if cache is None:
             sizes = {"blocks": num_blocks, "kv": 2, "block": block_size}
             sizes |= {"kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
-            memory = torch.randn([sizes[a] for a in layout.axes], generator=generator).to(dtype)
+            memory = torch.randn([sizes[a] for a in layout.axes], generator=generator).to(kv_dtype or dtype)
             cache = memory.to(device).permute([layout.axes.index(a) for a in NHD.axes])
         self.cache = cache
         table = torch.full((rows, columns), 2**30, dtype=torch.int32)  # past the end: never to be followed
@@ -197,6 +206,7 @@ class Step:
             length = int(batch.seq_lens_host[row])
             blocks = batch.groups[0].block_table[row, : -(-length // self.block_size)].long()
             key, value = self.cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :length]
+            key, value = key * self.scales[0], value * self.scales[1]
             out, lse = attention(self.query[start:end].float(), key, value, self.spec)
             outs.append(out)
             lses.append(lse)
@@ -211,7 +221,7 @@ class Step:
             group=0,
             phase=phase,
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=self.cache.dtype,
             device=self.query.device,
             block_size=self.block_size,
             layout=layout,
@@ -227,7 +237,8 @@ class Step:
             backend.plan(self.batch, state)
         out = torch.full_like(self.query, math.nan).contiguous()
         lse = torch.full(out.shape[:2], math.nan, dtype=torch.float32, device=out.device)
-        backend.attend(AttentionLayer(0, self.spec), self.query, self.cache, self.batch, state, out, lse)
+        layer = AttentionLayer(0, self.spec, *self.scales)
+        backend.attend(layer, self.query, self.cache, self.batch, state, out, lse)
         return out, lse
 
 
@@ -278,7 +289,14 @@ class FakeWrapper:
             self.rows.append((*query_indptr[row : row + 2].tolist(), indices[start:end].clone(), length))
 
     def run(
-        self, query: Tensor, cache: Tensor, *, out: Tensor, lse: Tensor | None = None, return_lse: bool = False
+        self,
+        query: Tensor,
+        cache: Tensor,
+        *,
+        out: Tensor,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        k_scale: float = 1.0,
     ) -> None:
         assert (lse is not None) == return_lse
         assert out.is_contiguous()
@@ -291,12 +309,12 @@ class FakeWrapper:
             num_heads=planned["num_qo_heads"],
             num_kv_heads=planned["num_kv_heads"],
             head_dim=planned["head_dim"],
-            scale=planned["sm_scale"],
+            scale=planned["sm_scale"] * k_scale,
             window=None if window == -1 else window + 1,
             soft_cap=planned["logits_soft_cap"],
         )
         for start, end, blocks, length in self.rows:
-            key, value = cache[blocks.long()].transpose(0, 1).flatten(1, 2)[:, :length]
+            key, value = cache[blocks.long()].float().transpose(0, 1).flatten(1, 2)[:, :length]
             result, natural = attention(query[start:end], key, value, spec)
             out[start:end] = result
             if lse is not None:
@@ -376,6 +394,18 @@ def test_a_step_told_to_the_library_is_the_step(
     torch.testing.assert_close(lse, expected_lse)
 
 
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_an_fp8_cache_is_scaled_back(library: Install, phase: Phase) -> None:
+    library()
+    query_lens = [1, 1, 1] if phase == "decode" else [7, 30, 2]
+    step = Step([7, 40, 33], query_lens, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 3.0))
+    backend = FlashInferAttention(step.context(phase))
+    out, lse = step.run(backend, backend.make_state(Bucket(8, max(query_lens))))
+    expected, expected_lse = step.reference()
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)
+
+
 def test_results_reach_an_output_that_is_not_dense(library: Install) -> None:
     library()
     step = Step([9, 40], [1, 1])
@@ -442,6 +472,15 @@ def test_prefill_takes_fa3_on_hopper_alone(
     made = library(capability)
     FlashInferAttention(Step([3], [3]).context("prefill", prefill_kernel=option)).make_state(Bucket(8, 64))
     assert {w.settings["backend"] for w in made} == {kernel}
+
+
+def test_prefill_over_fp8_takes_fa2(library: Install) -> None:
+    made = library((9, 0))
+    step = Step([3], [3], kv_dtype=torch.float8_e4m3fn)
+    FlashInferAttention(step.context("prefill")).make_state(Bucket(8, 64))
+    assert {w.settings["backend"] for w in made} == {"fa2"}
+    with pytest.raises(PluginError, match="fa3 reads no fp8 cache"):
+        FlashInferAttention(step.context("prefill", prefill_kernel="fa3")).make_state(Bucket(8, 64))
 
 
 def test_decode_never_takes_fa3(library: Install) -> None:
@@ -512,6 +551,16 @@ def test_gpu_decode_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) -
     step = gpu_step([1, 16, 17, 900, 1500, 64, 333], [1] * 7, spec, layout=layout)
     backend = FlashInferAttention(step.context("decode", layout=layout))
     close_in_bfloat16(step, *step.run(backend, backend.make_state(Bucket(8, 1))))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_gpu_an_fp8_cache_agrees_with_float32(phase: Phase) -> None:
+    query_lens = [1, 1, 1] if phase == "decode" else [300, 20, 1]
+    step = gpu_step([300, 900, 17], query_lens, GPU_SPECS["plain-8b"], kv_dtype=torch.float8_e4m3fn, scales=(0.5, 3.0))
+    backend = FlashInferAttention(step.context(phase))
+    close_in_bfloat16(step, *step.run(backend, backend.make_state(Bucket(8, 2048))))
 
 
 @pytest.mark.gpu

@@ -49,6 +49,9 @@ class Case:
     block: int = 16
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    #: of keys and of values
+    scales: tuple[float, float] = (1.0, 1.0)
     layout: KVLayout = NHD
     rows: tuple[tuple[int, int], ...] = ((0, 7), (15, 2), (16, 33), (40, 1), (0, 1), (31, 31))
     device: str = "cpu"
@@ -62,7 +65,13 @@ class Case:
             scale=self.head_dim**-0.5,
             window=self.window,
             soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
+
+    @property
+    def layer(self) -> AttentionLayer:
+        sinks = torch.linspace(-2.0, 4.0, self.heads[0], device=self.device) if self.sinks else None
+        return AttentionLayer(0, self.spec, *self.scales, sinks=sinks)
 
     @property
     def context(self) -> AttentionContext:
@@ -97,7 +106,7 @@ class Step:
 def empty_cache(case: Case, num_blocks: int) -> Tensor:
     """A cache full of NaN but for the null block, as the core allocates it."""
     sizes = {"blocks": num_blocks, "kv": 2, "block": case.block, "kv_heads": case.heads[1], "head_dim": case.head_dim}
-    stored = torch.full([sizes[axis] for axis in case.layout.axes], torch.nan, dtype=case.kv_dtype or case.dtype)
+    stored = torch.full([sizes[axis] for axis in case.layout.axes], torch.nan).to(case.kv_dtype or case.dtype)
     cache = stored.permute([case.layout.axes.index(axis) for axis in NHD.axes])
     cache[0] = 3.0
     return cache
@@ -119,13 +128,16 @@ def make_step(case: Case, seed: int = 0, *, slack: int = 0, shared: int = 0) -> 
         if shared and r:
             known = shared * case.block
             kv[:, :known] = torch.stack((keys[0], values[0]))[:, :known]
-        kv = kv.to(cache.dtype)
+        # as the core writes it: an fp8 cache holds what the scales divided
+        scales = torch.tensor(case.scales)[:, None, None, None]
+        kv = (kv / scales).to(cache.dtype)
         for b in range(-(-total // case.block)):
             table[r, b] = table[0, b] if r and b < shared else free.pop()
             part = kv[:, b * case.block : (b + 1) * case.block]
             cache[int(table[r, b]), :, : part.shape[1]] = part
-        keys.append(kv[0].float())
-        values.append(kv[1].float())
+        kv = kv.float() * scales
+        keys.append(kv[0])
+        values.append(kv[1])
     starts = np.concatenate(([0], np.cumsum([n for _, n in case.rows]))).astype(np.int32)
     lens = np.array([c + n for c, n in case.rows], dtype=np.int32)
     tokens = int(starts[-1])
@@ -164,8 +176,11 @@ def reference(step: Step) -> tuple[Tensor, Tensor]:
             scores = torch.einsum("hd,shd->hs", next(queries), k[seen]) * spec.scale
             if spec.soft_cap is not None:
                 scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-            outs.append(torch.einsum("hs,shd->hd", scores.softmax(-1), v[seen]))
-            lses.append(scores.logsumexp(-1))
+            lse = scores.logsumexp(-1)
+            if step.case.layer.sinks is not None:
+                lse = torch.logaddexp(lse, step.case.layer.sinks.double().cpu())
+            outs.append(torch.einsum("hs,shd->hd", (scores - lse[:, None]).exp(), v[seen]))
+            lses.append(lse)
     return torch.stack(outs), torch.stack(lses)
 
 
@@ -187,7 +202,7 @@ def use_limits(backend: TorchAttention, limits: Limits) -> None:
 def attend(backend: TorchAttention, step: Step, state: PlanState, *, lse: bool = False) -> tuple[Tensor, Tensor | None]:
     out = torch.full(step.query.shape, torch.nan, dtype=step.case.dtype, device=step.case.device)
     log_sums = torch.full(step.query.shape[:2], torch.nan, device=step.case.device) if lse else None
-    backend.attend(AttentionLayer(0, step.case.spec), step.query, step.cache, step.batch, state, out, log_sums)
+    backend.attend(step.case.layer, step.query, step.cache, step.batch, state, out, log_sums)
     return out.cpu(), None if log_sums is None else log_sums.cpu()
 
 
@@ -232,6 +247,7 @@ AXES: dict[str, Sequence[Any]] = {
     "block": (1, 16, 32),
     "window": (None, 1, 24),
     "soft_cap": (None, 5.0),
+    "sinks": (False, True),
     "layout": (NHD, HND),
     "lse": (False, True),
     "limits": (None, TINY),
@@ -283,6 +299,17 @@ def test_equals_the_reference(options: dict[str, Any], device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_cache_of_another_dtype(dtype: torch.dtype, kv_dtype: torch.dtype, device: str) -> None:
     check(make_step(Case(dtype=dtype, kv_dtype=kv_dtype, device=device)), lse=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", [NHD, HND], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_fp8_cache_is_scaled(phase: Phase, layout: KVLayout, dtype: torch.dtype, device: str) -> None:
+    rows = DECODE_ROWS if phase == "decode" else Case.rows
+    case = Case(phase=phase, dtype=dtype, kv_dtype=torch.float8_e4m3fn, layout=layout, rows=rows, device=device)
+    check(make_step(replace(case, scales=(0.5, 2.0), soft_cap=5.0)), lse=True)
+    check(make_step(replace(case, scales=(0.03, 0.7), sinks=True)))
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 72, 256, 288])
@@ -670,7 +697,8 @@ def test_equal_rows_make_one_group_and_unequal_ones_few() -> None:
 def test_the_record_is_provided_and_declares_what_is_tested_here() -> None:
     assert list(enginebay_attention_backends()) == [RECORD]
     assert RECORD.name == "torch"
-    assert {str(d).removeprefix("torch.") for d in AXES["dtype"]} == set(RECORD.dtypes) == set(RECORD.kv_dtypes)
+    assert {str(d).removeprefix("torch.") for d in AXES["dtype"]} == set(RECORD.dtypes)
+    assert set(RECORD.kv_dtypes) == {*RECORD.dtypes, "float8_e4m3fn"}
     assert AXES["layout"] == RECORD.layouts
     assert RECORD.phases == AXES["phase"]
     assert RECORD.head_dims is None
@@ -678,9 +706,9 @@ def test_the_record_is_provided_and_declares_what_is_tested_here() -> None:
     assert RECORD.host_lens == "upper_bound"
 
 
-def test_supports_what_it_declares_and_refuses_sinks() -> None:
+def test_supports_what_it_declares_and_refuses_the_rest() -> None:
     """C17."""
-    spec = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=72, scale=1.0, window=3, soft_cap=2.0)
+    spec = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=72, scale=1.0, window=3, soft_cap=2.0, sinks=True)
     wanted = Requirements(
         hardware=Hardware(device="cpu"),
         dtype="bfloat16",
@@ -690,8 +718,8 @@ def test_supports_what_it_declares_and_refuses_sinks() -> None:
         graphs=True,
     )
     assert RECORD.supports(wanted).ok
-    refused = RECORD.supports(replace(wanted, attention=(replace(spec, sinks=True),)))
-    assert [reason.code for reason in refused.reasons] == ["sinks"]
+    refused = RECORD.supports(replace(wanted, kv_dtype="float8_e5m2"))
+    assert [reason.code for reason in refused.reasons] == ["kv_dtype"]
 
 
 def test_importing_the_record_imports_no_torch() -> None:
