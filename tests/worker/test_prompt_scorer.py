@@ -81,6 +81,8 @@ def test_every_token_but_the_first_is_scored_once(data: st.DataObject, chunk: in
                 for slot, at in computed.items()
                 if at < LENGTH
             ]
+            if not rows:
+                break
             output = step(rows, {s: len(p) for s, p in prompts.items()})
             hidden = torch.cat([states[s][c : c + t] for s, c, t in rows])
             stretches = made.stretches(output)
