@@ -282,7 +282,7 @@ def _weight_bytes(parts: ModelParts) -> int:
 def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torch.device) -> Tensor:
     """Cache tensor `index`, contiguous in the layout's order, seen as ``[blocks, 2, block, kv_heads, head_dim]``.
 
-    Pages are not touched (on CPU they cost nothing until used) but for the null block, which padding rows read.
+    On CPU pages are not touched (they cost nothing until used) but for the null block, which padding rows read.
     """
     spec = next(g.spec for g in cache.groups if len(g.layers) > index)
     sizes = {
@@ -301,5 +301,6 @@ def allocate_cache(cache: KVCacheSpec, index: int, num_blocks: int, device: torc
             f"{cache.num_tensors} tensors, more than {device} gives: lower cache.num_blocks or cache.memory_bytes ({error})"
         ) from error
     canonical = stored.permute([cache.layout.axes.index(a) for a in sizes])
-    canonical[0].zero_()
+    # On GPUs some kernels load whole blocks: what lies past a row's last token must be finite.
+    (canonical if device.type == "cuda" else canonical[0]).zero_()
     return canonical
