@@ -95,4 +95,10 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
     for phase in phases:
         yield from (phase.query_start_loc, phase.seq_lens, phase.positions)
         for group in phase.groups:
-            yield from (group.block_table, group.slot_mapping)
+            yield from (_held_blocks(group.block_table, phase.seq_lens), group.slot_mapping)
+
+
+def _held_blocks(block_table: Tensor, seq_lens: Tensor) -> Tensor:
+    """The table with nought in what lies past a row's blocks, which is undefined."""
+    columns = torch.arange(block_table.shape[1], device=block_table.device)
+    return block_table.masked_fill(columns * BLOCK_SIZE >= seq_lens[:, None], 0)
