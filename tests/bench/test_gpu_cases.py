@@ -5,21 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
-import torch
-from enginebay.plugins.records import NHD
-from enginebay.plugins.requirements import AttentionSpec, Hardware
-from enginebay.worker.batch import SlotBatch
-from hypothesis import given
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
 
 import attention_cases
 import attention_checks
@@ -28,7 +16,14 @@ import attention_speed
 import attention_steps
 import batch_steps
 import fused_ops
+import pytest
+import torch
 from attention_cases import Case
+from enginebay.plugins.records import NHD
+from enginebay.plugins.requirements import AttentionSpec, Hardware
+from enginebay.worker.batch import SlotBatch
+from hypothesis import given
+from hypothesis import strategies as st
 from measuring import Budget
 
 HOPPER = Hardware(device="cuda", capability=(9, 0))

@@ -31,16 +31,16 @@ SELECTION = Selection(
 
 @pytest.fixture
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A configuration file; the assembly explains it as above."""
+    """A configuration file; it is explained as above."""
 
     def explain(loaded: LoadedConfig) -> SimpleNamespace:
         assert loaded.config.model == "m.gguf"
         return SimpleNamespace(resolved=RESOLVED, selections=(SELECTION,))
 
-    assembly = ModuleType("enginebay.engine.assembly")
-    vars(assembly)["explain"] = explain
-    monkeypatch.setitem(sys.modules, "enginebay.engine.assembly", assembly)
-    monkeypatch.setattr("enginebay.engine.assembly", assembly, raising=False)
+    explanation = ModuleType("enginebay.engine.explanation")
+    vars(explanation)["explain"] = explain
+    monkeypatch.setitem(sys.modules, "enginebay.engine.explanation", explanation)
+    monkeypatch.setattr("enginebay.engine.explanation", explanation, raising=False)
     path = tmp_path / "engine.yaml"
     path.write_text("model: m.gguf\nscheduler:\n  max_num_seqs: 4\n")
     return path

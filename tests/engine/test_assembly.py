@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from enginebay.config import load_config
-from enginebay.engine.assembly import Explanation, _backends, build_engine, explain
+from enginebay.engine.assembly import build_engine
+from enginebay.engine.explanation import Explanation, attention_backends, explain
 from enginebay.errors import ConfigError, MemoryBudgetError
 from enginebay.worker.memory import KVBudget
 from enginebay.worker.worker import DeviceWorker
@@ -208,7 +209,7 @@ def test_options_of_several_backends_stand_under_their_names(tmp_path: Path, twi
 
     def options(given: dict[str, Any]) -> list[Any]:
         made = explained(tmp_path, plugins=[twin], attention={"backend": backend, "options": given})
-        return [chosen.model_dump() for _, chosen in _backends(made).values()]
+        return [chosen.model_dump() for _, chosen in attention_backends(made).values()]
 
     assert options({"twin": {"split": 2}}) == [{"split": 2}, {}]
     with pytest.raises(ConfigError, match=r"options\.twn \(.*attention uses torch and twin.*Did you mean 'twin'"):
@@ -219,4 +220,4 @@ def test_options_of_several_backends_stand_under_their_names(tmp_path: Path, twi
 
 def test_options_of_one_backend_stand_by_themselves(tmp_path: Path, twin: str) -> None:
     made = explained(tmp_path, plugins=[twin], attention={"backend": "twin", "options": {"split": 3}})
-    assert [chosen.model_dump() for _, chosen in _backends(made).values()] == [{"split": 3}, {"split": 3}]
+    assert [chosen.model_dump() for _, chosen in attention_backends(made).values()] == [{"split": 3}, {"split": 3}]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from enginebay import LLM, SamplingParams
 from enginebay.config import load_config
-from enginebay.engine.assembly import _backends, explain
+from enginebay.engine.explanation import attention_backends, explain
 from enginebay.errors import MemoryBudgetError
 from enginebay.worker import worker as worker_module
 from enginebay.worker.memory import ALLOCATION_UNIT, RACE_SLACK, DeviceMemory
@@ -120,7 +120,11 @@ def test_the_steps_of_a_rehearsal_run_and_their_runner_is_freed(
     made = explain(load_config(None, tree(tmp_path, device="cpu", **changes)))
     worker = DeviceWorker(
         WorkerSpec(
-            config=made.config, resolved=made.resolved, parts=made.parts, cache=made.cache, attention=_backends(made)
+            config=made.config,
+            resolved=made.resolved,
+            parts=made.parts,
+            cache=made.cache,
+            attention=attention_backends(made),
         )
     )
     worker.start()

@@ -49,8 +49,9 @@ class Started:
 
 def start_enginebay(job: dict[str, Any], mark: Mark) -> Started:
     """Our engine. ``job["loaded"]`` is the pickled `LoadedConfig`, so that messages still name where a value was set."""
-    from enginebay.engine.assembly import explain, start_engine
+    from enginebay.engine.assembly import start_engine
     from enginebay.engine.client import InprocClient
+    from enginebay.engine.explanation import explain
     from enginebay.engine.llm import LLM
     from enginebay.errors import EngineBayError
     from enginebay.sampling.params import SamplingParams

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(loaded: LoadedConfig, as_json: bool) -> None:
     """Show which part fills each bay, and why, without loading a model."""
-    from enginebay.engine.assembly import explain as resolve_everything
+    from enginebay.engine.explanation import explain as resolve_everything
     from enginebay.plugins.report import print_report, report_dict
 
     explanation = resolve_everything(loaded)

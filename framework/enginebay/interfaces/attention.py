@@ -5,7 +5,7 @@ There is one backend instance a plan group and phase. Each step the core calls `
 
 Shapes: ``T`` tokens of the phase, ``H`` query heads, ``K`` KV heads, ``D`` head size. A cache tensor is seen as
 ``[blocks, 2, block, K, D]`` (`records.CANONICAL_AXES`) whatever its order in memory; index 0 of the second axis holds keys,
-1 values.
+1 values. On CUDA what lies past a row's last token is finite.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from enginebay.errors import PluginError
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.plugins.records import KVLayout, Phase
 from enginebay.plugins.requirements import AttentionSpec
@@ -122,6 +123,31 @@ class AttentionBackend(ABC):
         In a captured bucket it must allocate nothing that outlives the call outside the graph's pool, read no host integer
         but bucket constants, and never synchronise.
         """
+
+
+def require_layout(backend: str, layout: KVLayout, known: tuple[KVLayout, ...]) -> None:
+    """Raise `PluginError` where a backend of that name is given a layout that it does not read."""
+    if layout.axes not in {other.axes for other in known}:
+        names = " and ".join(other.name for other in known)
+        raise PluginError(f"attention backend {backend!r} reads the KV layouts {names}, not {layout.name!r}")
+
+
+def require_whole_heads(backend: str, cache: Tensor) -> None:
+    """Raise `PluginError` where the last axis of a cache is not contiguous."""
+    if cache.stride(4) != 1:
+        raise PluginError(
+            f"attention backend {backend!r} needs a head's elements side by side, got a cache of strides {cache.stride()}; "
+            "use a KV layout whose last axis is head_dim"
+        )
+
+
+def require_single_token_decode(backend: str, phase: Phase, bucket: Bucket) -> None:
+    """Raise `PluginError` where another step is to be captured than one of decode rows with a token each."""
+    if bucket.captured and (phase != "decode" or bucket.query_len != 1):
+        raise PluginError(
+            f"attention backend {backend!r} captures decode steps of one token a row, not {phase} steps of "
+            f"{bucket.query_len}; run longer steps eagerly"
+        )
 
 
 #: A factory as it stands in a record; typed loosely there to stay torch-free.

@@ -65,7 +65,10 @@ class Worker(Protocol):
         """What this rank's layers ask of the cache."""
 
     def available_kv_memory(self) -> int:
-        """Bytes left for the KV cache, measured by a run of the largest step."""
+        """Bytes left for the KV cache, measured by a rehearsal of the largest steps and of graph captures."""
+
+    def kv_budget(self) -> Any:
+        """How the pool's size came about, printable; None where it was not measured."""
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks` blocks (the null block included), and capture graphs."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from enginebay.plugins.records import AttentionRecord
-
-FP8 = "float8_e4m3fn"
+from enginebay.plugins.requirements import FP8
 
 _HEADER = """\
 # Attention backends: support matrix

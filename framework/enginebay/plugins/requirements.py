@@ -1,6 +1,7 @@
 """What a run demands of its parts, and how a part answers. Plain data: no torch, no plugin.
 
-Dtypes are named as in YAML (``"float32"``, ``"bfloat16"``, ``"float16"``), devices by type (``"cpu"``, ``"cuda"``).
+Dtypes are named as torch names them (``"float32"``, ``"bfloat16"``, ``"float16"``, `FP8`), devices by type (``"cpu"``,
+``"cuda"``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 CacheKind = Literal["full", "sliding"]
+
+#: the dtype of a cache that YAML calls fp8
+FP8 = "float8_e4m3fn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,17 @@ class Reason:
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.code}: {self.detail or f'wanted {self.wanted}, allowed {self.allowed}'}{hint}"
+
+
+def mixed_dtypes(req: Requirements, dtypes: tuple[str, ...], besides: tuple[str, ...] = ()) -> list[Reason]:
+    """The reason of a kernel that reads queries and cache in one dtype, where both are of `dtypes` and differ.
+
+    `besides` are dtypes of caches that it takes with any of them.
+    """
+    if req.dtype not in dtypes or req.kv_dtype not in dtypes or req.kv_dtype == req.dtype:
+        return []
+    allowed = ", or ".join((f"the compute dtype {req.dtype}", *besides))
+    return [Reason(code="kv_dtype", wanted=req.kv_dtype, allowed=allowed, hint="set cache.dtype")]
 
 
 @dataclass(frozen=True)

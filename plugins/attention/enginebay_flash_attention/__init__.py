@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from enginebay.plugins.hookspecs import hookimpl
 from enginebay.plugins.records import HND, NHD, AttentionRecord
-from enginebay.plugins.requirements import Reason, Requirements
+from enginebay.plugins.requirements import Reason, Requirements, mixed_dtypes
 from pydantic import BaseModel, ConfigDict, field_validator
 
 if TYPE_CHECKING:
@@ -69,15 +69,7 @@ def _check(req: Requirements) -> list[Reason]:
                 hint="use flashinfer or triton",
             )
         )
-    if req.dtype in _DTYPES and req.kv_dtype in _DTYPES and req.kv_dtype != req.dtype:
-        reasons.append(
-            Reason(
-                code="kv_dtype",
-                wanted=req.kv_dtype,
-                allowed=f"the compute dtype {req.dtype}",
-                hint="set cache.dtype",
-            )
-        )
+    reasons.extend(mixed_dtypes(req, _DTYPES))
     if "decode" in req.phases and req.max_num_seqs:
         reasons.extend(
             _idle(req.max_num_seqs, spec.num_kv_heads) for spec in req.attention if _is_idle(req, spec.num_kv_heads)

@@ -23,7 +23,13 @@ from typing import Any
 
 import torch
 from enginebay.errors import PluginError
-from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
+from enginebay.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    PlanState,
+    require_layout,
+)
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.plugins.records import HND, NHD
 from torch import Tensor
@@ -45,10 +51,7 @@ class FlashAttention(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        if context.layout.axes not in (NHD.axes, HND.axes):
-            raise PluginError(
-                f"attention backend 'flash_attention' reads the KV layouts NHD and HND, not {context.layout.name!r}"
-            )
+        require_layout("flash_attention", context.layout, (NHD, HND))
         spec = context.spec
         self._is_decode = context.phase == "decode"
         self._settings: dict[str, Any] = {"softmax_scale": spec.scale, "causal": True}

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from enginebay.plugins.hookspecs import hookimpl
 from enginebay.plugins.records import HND, NHD, AttentionRecord
-from enginebay.plugins.requirements import Reason, Requirements
+from enginebay.plugins.requirements import FP8, Reason, Requirements, mixed_dtypes
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from enginebay.interfaces.attention import AttentionBackend, AttentionContext
 
 _DTYPES = ("bfloat16", "float16")
-FP8 = "float8_e4m3fn"
 
 
 class FlashInferOptions(BaseModel):
@@ -42,16 +41,7 @@ def make(context: AttentionContext) -> AttentionBackend:
 
 def _check(req: Requirements) -> list[Reason]:
     """The kernels read queries and a 16-bit cache in one dtype."""
-    if req.dtype in _DTYPES and req.kv_dtype in _DTYPES and req.kv_dtype != req.dtype:
-        return [
-            Reason(
-                code="kv_dtype",
-                wanted=req.kv_dtype,
-                allowed=f"the compute dtype {req.dtype}, or {FP8}",
-                hint="set cache.dtype",
-            )
-        ]
-    return []
+    return mixed_dtypes(req, _DTYPES, besides=(FP8,))
 
 
 RECORD = AttentionRecord(

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 from enginebay.errors import PluginError
-from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
+from enginebay.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    PlanState,
+    require_layout,
+    require_single_token_decode,
+)
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.plugins.records import HND, NHD
 from torch import Tensor
@@ -61,10 +68,7 @@ class FlashInferAttention(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         super().__init__(context)
-        if context.layout.axes not in (NHD.axes, HND.axes):
-            raise PluginError(
-                f"attention backend 'flashinfer' reads the KV layouts NHD and HND, not {context.layout.name!r}"
-            )
+        require_layout("flashinfer", context.layout, (NHD, HND))
         assert isinstance(context.options, FlashInferOptions)
         self._options = context.options
         self._is_hnd = context.layout.axes == HND.axes
@@ -78,11 +82,7 @@ class FlashInferAttention(AttentionBackend):
 
     def make_state(self, bucket: Bucket) -> FlashInferState:
         """Two wrappers; a captured bucket's are fixed to its rows."""
-        if bucket.captured and (self.context.phase != "decode" or bucket.query_len != 1):
-            raise PluginError(
-                "attention backend 'flashinfer' captures decode steps of one token a row, not "
-                f"{self.context.phase} steps of {bucket.query_len}; run longer steps eagerly"
-            )
+        require_single_token_decode("flashinfer", self.context.phase, bucket)
         return FlashInferState(
             bucket,
             [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from enginebay.plugins.hookspecs import hookimpl
 from enginebay.plugins.records import HND, NHD, AttentionRecord
+from enginebay.plugins.requirements import FP8
 
 if TYPE_CHECKING:
     from enginebay.interfaces.attention import AttentionBackend, AttentionContext
@@ -31,7 +32,7 @@ RECORD = AttentionRecord(
     factory=make,
     api_version=0,
     dtypes=_DTYPES,
-    kv_dtypes=(*_DTYPES, "float8_e4m3fn"),
+    kv_dtypes=(*_DTYPES, FP8),
     layouts=(NHD, HND),
     kernel_blocks=(1,),
     window=True,

@@ -11,7 +11,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from enginebay.errors import PluginError
-from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
+from enginebay.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    PlanState,
+    require_whole_heads,
+)
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.kernels.cpu.ops import decode_attention, decodes
 from enginebay.kernels.cpu.prefill import prefill_attention, prefills
@@ -95,7 +101,7 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         """Attention of one layer; see the interface."""
         assert isinstance(state, TorchPlanState)
-        _check_heads(cache)
+        require_whole_heads("torch", cache)
         if layer.sinks is not None and lse is None:
             lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         if self._reads_cache_in_place:
@@ -213,11 +219,3 @@ class TorchAttention(AttentionBackend):
         for rows, kept in zip(state.groups, state.prepared, strict=True):
             if kept is not None:
                 kept.copy_(self._prepare(batch, rows))
-
-
-def _check_heads(cache: Tensor) -> None:
-    if cache.stride(4) != 1:
-        raise PluginError(
-            f"attention backend 'torch' needs a head's elements side by side, got a cache of strides "
-            f"{cache.stride()}; use a KV layout whose last axis is head_dim"
-        )

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from enginebay.plugins.hookspecs import hookimpl
 from enginebay.plugins.records import HND, NHD, AttentionRecord
-from enginebay.plugins.requirements import Reason, Requirements
+from enginebay.plugins.requirements import FP8, Reason, Requirements, mixed_dtypes
 
 if TYPE_CHECKING:
     from enginebay.interfaces.attention import AttentionBackend, AttentionContext
 
 _DTYPES = ("bfloat16", "float16")
-FP8 = "float8_e4m3fn"
 
 
 def make(context: AttentionContext) -> AttentionBackend:
@@ -29,10 +28,7 @@ def make(context: AttentionContext) -> AttentionBackend:
 
 def _check(req: Requirements) -> list[Reason]:
     """A 16-bit cache has the compute dtype; an fp8 cache needs sm_89 or later."""
-    reasons = []
-    if req.dtype in _DTYPES and req.kv_dtype in _DTYPES and req.kv_dtype != req.dtype:
-        allowed = f"the compute dtype {req.dtype}, or {FP8}"
-        reasons.append(Reason(code="kv_dtype", wanted=req.kv_dtype, allowed=allowed, hint="set cache.dtype"))
+    reasons = mixed_dtypes(req, _DTYPES, besides=(FP8,))
     capability = req.hardware.capability
     if req.kv_dtype == FP8 and capability is not None and capability < (8, 9):
         reasons.append(

@@ -10,8 +10,14 @@ from __future__ import annotations
 
 import torch
 import triton
-from enginebay.errors import PluginError
-from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
+from enginebay.interfaces.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionLayer,
+    PlanState,
+    require_single_token_decode,
+    require_whole_heads,
+)
 from enginebay.interfaces.batch import Bucket, PhaseBatch
 from torch import Tensor
 
@@ -32,34 +38,30 @@ class TritonAttention(AttentionBackend):
         self._rows_padded = triton.next_power_of_2(rows)
         self._config = decode_config(spec.head_dim)
         self._wanted = max(1, self._config.programs_per_sm * _multiprocessors(context.device) // spec.num_kv_heads)
-        self._plan: SplitPlan | None = None
-        self._partials: Partials | None = None
+        #: of the decode phase
+        self._split: tuple[SplitPlan, Partials] | None = None
         if context.phase == "decode":
-            self._plan = SplitPlan.empty(rows, self._wanted, context.device)
             items = max_items(rows, self._wanted)
-            self._partials = Partials.empty(items, spec.num_heads, spec.head_dim, context.device)
+            self._split = (
+                SplitPlan.empty(rows, self._wanted, context.device),
+                Partials.empty(items, spec.num_heads, spec.head_dim, context.device),
+            )
 
     def make_state(self, bucket: Bucket) -> PlanState:
         """States hold nothing; only decode steps can be captured, whose launches do not depend on lengths."""
-        if bucket.captured and (self.context.phase != "decode" or bucket.query_len != 1):
-            raise PluginError(
-                "attention backend 'triton' captures decode steps of one token a row, not "
-                f"{self.context.phase} steps of {bucket.query_len}; run longer steps eagerly"
-            )
+        require_single_token_decode("triton", self.context.phase, bucket)
         return PlanState(bucket)
 
     def workspace_bytes(self, bucket: Bucket) -> int:
         """The plan and the partial results of split rows; the same for every bucket."""
-        if self._plan is None or self._partials is None:
-            return 0
-        return self._plan.nbytes + self._partials.out.nbytes + self._partials.lse.nbytes
+        return 0 if self._split is None else sum(buffers.nbytes for buffers in self._split)
 
     def plan(self, batch: PhaseBatch, state: PlanState) -> None:
         """Split a decode step's rows, on the device."""
-        if self._plan is not None:
+        if self._split is not None:
             plan_splits(
                 batch.seq_lens,
-                self._plan,
+                self._split[0],
                 wanted=self._wanted,
                 window=self.context.spec.window,
                 tile=self._config.block_keys,
@@ -77,9 +79,9 @@ class TritonAttention(AttentionBackend):
         lse: Tensor | None = None,
     ) -> None:
         """Attention of one layer; see the interface."""
-        _check_heads(cache)
+        require_whole_heads("triton", cache)
         table = batch.groups[self.context.group].block_table
-        if self._plan is None or self._partials is None:
+        if self._split is None:
             prefill_attention(layer, query, cache, batch, table, out, lse, rows_padded=self._rows_padded)
             return
         decode_attention(
@@ -87,8 +89,7 @@ class TritonAttention(AttentionBackend):
             query,
             cache,
             table,
-            self._plan,
-            self._partials,
+            *self._split,
             out,
             lse,
             items=max_items(batch.num_rows, self._wanted),
@@ -100,11 +101,3 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _check_heads(cache: Tensor) -> None:
-    if cache.stride(4) != 1:
-        raise PluginError(
-            f"attention backend 'triton' needs a head's elements side by side, got a cache of strides {cache.stride()}; "
-            "use a KV layout whose last axis is head_dim"
-        )

@@ -1,7 +1,7 @@
 """Decode: one query a row over its paged keys, each of the plan's items a program a KV head.
 
 The query heads that share a KV head are the rows of one tile, so each key is read once. A row of one item is written
-straight out; the items of others leave partial results, which `merge` puts together.
+straight out; the items of others leave partial results, which a second kernel puts together.
 
 Shapes: ``R`` rows, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``I`` items at most.
 """
@@ -17,10 +17,7 @@ from enginebay.interfaces.attention import AttentionLayer
 from torch import Tensor
 
 from enginebay_triton_attention.split_plan import SplitPlan
-from enginebay_triton_attention.tiles import LN_2, LOG2_E, blocks_at, key_offsets, scaled_scores
-
-_LN_2 = tl.constexpr(LN_2)
-_LOG2_E = tl.constexpr(LOG2_E)
+from enginebay_triton_attention.tiles import LN_2, LOG2_E, attend_tile, kernel_scale, strides, tile_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,11 @@ class Partials:
         out = torch.empty(items, heads, head_dim, dtype=torch.float32, device=device)
         return cls(out, torch.empty(items, heads, dtype=torch.float32, device=device))
 
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes."""
+        return self.out.nbytes + self.lse.nbytes
+
 
 def decode_attention(
     layer: AttentionLayer,
@@ -92,7 +94,6 @@ def decode_attention(
     heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     group = heads // kv_heads
     keys, values = cache[:, 0], cache[:, 1]
-    scale = spec.scale * layer.k_scale
     has_cap, has_sinks = spec.soft_cap is not None, layer.sinks is not None
     lse_or_dummy = partials.lse if lse is None else lse
     sinks_or_dummy = partials.lse if layer.sinks is None else layer.sinks
@@ -111,17 +112,8 @@ def decode_attention(
         partials.out,
         partials.lse,
         sinks_or_dummy,
-        query.stride(0),
-        query.stride(1),
-        out.stride(0),
-        out.stride(1),
-        lse_or_dummy.stride(0),
-        lse_or_dummy.stride(1),
-        block_table.stride(0),
-        cache.stride(0),
-        cache.stride(2),
-        cache.stride(3),
-        scale if has_cap else scale * LOG2_E,
+        *strides(query, out, lse_or_dummy, block_table, cache),
+        kernel_scale(layer),
         spec.soft_cap or 0.0,
         layer.v_scale,
         HEADS=heads,
@@ -157,59 +149,6 @@ def decode_attention(
         HAS_LSE=lse is not None,
         num_warps=4,
     )
-
-
-@triton.jit
-def _tile(
-    query,
-    keys,
-    values,
-    blocks,
-    first,
-    end,
-    acc,
-    top,
-    total,
-    block_stride,
-    token_stride,
-    scale,
-    cap,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """The online softmax over `BLOCK_KEYS` keys from position `first`; masked, those from `end` on count for nothing."""
-    positions = first + tl.arange(0, BLOCK_KEYS)
-    feature = tl.arange(0, D_PAD)
-    offsets = key_offsets(blocks, positions, block_stride, token_stride, PAGE)
-    if D != D_PAD:
-        key = tl.load(keys + offsets[:, None] + feature[None, :], mask=feature[None, :] < D, other=0.0)
-    else:
-        key = tl.load(keys + offsets[:, None] + feature[None, :])
-    score = scaled_scores(tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee"), scale, cap, HAS_CAP)
-    # What lies behind a row's end may be anything, NaN too: it must enter neither scores nor values.
-    if MASKED:
-        score = tl.where((positions < end)[None, :], score, float("-inf"))
-    new_top = tl.maximum(top, tl.max(score, 1))
-    weight = tl.exp2(score - new_top[:, None])
-    shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weight, 1)
-    if MASKED:
-        value = tl.load(
-            values + offsets[:, None] + feature[None, :],
-            mask=(positions < end)[:, None] & (feature[None, :] < D),
-            other=0.0,
-        )
-    elif D != D_PAD:
-        value = tl.load(values + offsets[:, None] + feature[None, :], mask=feature[None, :] < D, other=0.0)
-    else:
-        value = tl.load(values + offsets[:, None] + feature[None, :])
-    acc = acc * shrink[:, None]
-    acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
-    return acc, new_top, total
 
 
 @triton.jit
@@ -277,30 +216,31 @@ def _decode(
     top = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     whole = begin + (end - begin) // BLOCK_KEYS * BLOCK_KEYS
-    lane = tl.arange(0, BLOCK_KEYS)
-    blocks = blocks_at(table, begin + lane, end, PAGE)
+    # the last of the row's keys is the one that its query sees last
+    positions = tl.zeros([GROUP_ROWS], tl.int32) + end - 1
+    blocks = tile_blocks(table, begin, end, PAGE, BLOCK_KEYS, False)
     for first in range(begin, whole, BLOCK_KEYS):
-        next_blocks = blocks_at(table, first + BLOCK_KEYS + lane, end, PAGE)
-        acc, top, total = _tile(
-            q, keys, values, blocks, first, end, acc, top, total, block_stride, token_stride, scale, cap,
-            D, D_PAD, PAGE, BLOCK_KEYS, HAS_CAP, False,
+        next_blocks = tile_blocks(table, first + BLOCK_KEYS, end, PAGE, BLOCK_KEYS, False)
+        acc, top, total = attend_tile(
+            q, keys, values, blocks, first, end, positions, acc, top, total, block_stride, token_stride,
+            scale, cap, 0, D, D_PAD, PAGE, BLOCK_KEYS, False, False, HAS_CAP, False,
         )  # fmt: skip
         blocks = next_blocks
     if whole < end:
-        acc, top, total = _tile(
-            q, keys, values, blocks, whole, end, acc, top, total, block_stride, token_stride, scale, cap,
-            D, D_PAD, PAGE, BLOCK_KEYS, HAS_CAP, True,
+        acc, top, total = attend_tile(
+            q, keys, values, blocks, whole, end, positions, acc, top, total, block_stride, token_stride,
+            scale, cap, 0, D, D_PAD, PAGE, BLOCK_KEYS, False, False, HAS_CAP, True,
         )  # fmt: skip
 
     if tl.load(num_items + row) == 1:
         if HAS_SINKS:
-            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * _LOG2_E
+            sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * LOG2_E
             total += tl.exp2(sink - top)
         result = acc * (v_scale / total)[:, None]
         target = out + row.to(tl.int64) * out_token_stride + head[:, None] * out_head_stride + feature[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=inside)
         if HAS_LSE:
-            natural = (top + tl.log2(total)) * _LN_2
+            natural = (top + tl.log2(total)) * LN_2
             tl.store(lse + row * lse_token_stride + head * lse_head_stride, natural, mask=member < GROUP)
     else:
         result = acc * (v_scale / total)[:, None]
@@ -356,8 +296,8 @@ def _merge(
         total = total * shrink + tl.sum(weight, 0)
         top = new_top
     if HAS_SINKS:
-        total += tl.exp2(tl.load(sinks + head) * _LOG2_E - top)
+        total += tl.exp2(tl.load(sinks + head) * LOG2_E - top)
     target = out + row.to(tl.int64) * out_token_stride + head * out_head_stride + feature
     tl.store(target, (acc / total).to(out.dtype.element_ty), mask=feature < D)
     if HAS_LSE:
-        tl.store(lse + row * lse_token_stride + head * lse_head_stride, (top + tl.log2(total)) * _LN_2)
+        tl.store(lse + row * lse_token_stride + head * lse_head_stride, (top + tl.log2(total)) * LN_2)

@@ -17,10 +17,7 @@ from enginebay.interfaces.attention import AttentionLayer
 from enginebay.interfaces.batch import PhaseBatch
 from torch import Tensor
 
-from enginebay_triton_attention.tiles import LN_2, LOG2_E, blocks_at, key_offsets, scaled_scores
-
-_LN_2 = tl.constexpr(LN_2)
-_LOG2_E = tl.constexpr(LOG2_E)
+from enginebay_triton_attention.tiles import LN_2, LOG2_E, attend_tile, kernel_scale, strides, tile_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,6 @@ def prefill_attention(
     # Every row may end within a tile of its own.
     tiles = batch.num_tokens // tokens_per_tile + batch.num_rows
     keys, values = cache[:, 0], cache[:, 1]
-    scale = spec.scale * layer.k_scale
     has_cap, has_sinks, page = spec.soft_cap is not None, layer.sinks is not None, cache.shape[2]
     # Arguments that a variant does not read still need a tensor.
     lse_or_dummy = out if lse is None else lse
@@ -106,19 +102,10 @@ def prefill_attention(
         out,
         lse_or_dummy,
         out if layer.sinks is None else layer.sinks,
-        query.stride(0),
-        query.stride(1),
-        out.stride(0),
-        out.stride(1),
-        lse_or_dummy.stride(0),
-        lse_or_dummy.stride(1),
-        block_table.stride(0),
-        cache.stride(0),
-        cache.stride(2),
-        cache.stride(3),
+        *strides(query, out, lse_or_dummy, block_table, cache),
         batch.num_rows,
         tiles,
-        scale if has_cap else scale * LOG2_E,
+        kernel_scale(layer),
         spec.soft_cap or 0.0,
         layer.v_scale,
         spec.window or 0,
@@ -138,93 +125,6 @@ def prefill_attention(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-
-
-@triton.jit
-def _tile_blocks(table, first, end, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr, ONE_PAGE: tl.constexpr):
-    """The blocks of a tile's keys, or the one that holds them all."""
-    if ONE_PAGE:
-        blocks = blocks_at(table, first, end, PAGE)
-    else:
-        blocks = blocks_at(table, first + tl.arange(0, BLOCK_KEYS), end, PAGE)
-    return blocks
-
-
-@triton.jit
-def _tile(
-    query,
-    keys,
-    values,
-    blocks,
-    first,
-    end,
-    positions,
-    acc,
-    top,
-    total,
-    block_stride,
-    token_stride,
-    scale,
-    cap,
-    window,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    ONE_PAGE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """The online softmax over `BLOCK_KEYS` keys from position `first` on.
-
-    Masked, a query at ``positions`` sees the keys up to its own and within its window; the row ends at `end`.
-    """
-    feature = tl.arange(0, D_PAD)
-    lane = tl.arange(0, BLOCK_KEYS)
-    if ONE_PAGE:
-        offsets = key_offsets(blocks, first, block_stride, token_stride, PAGE) + lane * token_stride
-    else:
-        offsets = key_offsets(blocks, first + lane, block_stride, token_stride, PAGE)
-    offsets = offsets[:, None] + feature[None, :]
-    if D != D_PAD:
-        key = tl.load(keys + offsets, mask=feature[None, :] < D, other=0.0)
-    else:
-        key = tl.load(keys + offsets)
-    dots = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-    if MASKED:
-        score = scaled_scores(dots, scale, cap, HAS_CAP)
-        position = first + lane
-        seen = position[None, :] <= positions[:, None]
-        if HAS_WINDOW:
-            seen = seen & (position[None, :] > positions[:, None] - window)
-        score = tl.where(seen, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        # A window may hide a whole tile from a query that has seen nothing yet.
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score - base[:, None])
-        shrink = tl.exp2(top - base)
-    elif HAS_CAP:
-        score = scaled_scores(dots, scale, cap, HAS_CAP)
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-    else:
-        # scaled after the maximum, so that scaling and subtraction are one multiply-add
-        new_top = tl.maximum(top, tl.max(dots, 1) * scale)
-        weight = tl.exp2(dots * scale - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-    total = total * shrink + tl.sum(weight, 1)
-    acc = acc * shrink[:, None]
-    # What lies behind a row's end may be NaN, which a weight of nought would not remove.
-    if MASKED:
-        value = tl.load(values + offsets, mask=(first + lane < end)[:, None] & (feature < D)[None, :], other=0.0)
-    elif D != D_PAD:
-        value = tl.load(values + offsets, mask=feature[None, :] < D, other=0.0)
-    else:
-        value = tl.load(values + offsets)
-    acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc, input_precision="ieee")
-    return acc, new_top, total
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
@@ -296,7 +196,8 @@ def _prefill(
     q = tl.load(
         query + (at * query_token_stride + head * query_head_stride)[:, None] + feature[None, :], mask=inside, other=0.0
     )
-    positions = context + token
+    # rows that only fill the tile see what the last query sees, so that their sums are numbers too
+    positions = context + tl.minimum(token, query_len - 1)
     first_position = context + first_token
     # keys of the tile's last query, and those that all of its queries see
     end = tl.minimum(first_position + TOKENS, seq_len)
@@ -312,28 +213,28 @@ def _prefill(
     acc = tl.zeros([BLOCK_QUERIES, D_PAD], tl.float32)
     top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    blocks = _tile_blocks(table, begin, end, PAGE, BLOCK_KEYS, ONE_PAGE)
+    blocks = tile_blocks(table, begin, end, PAGE, BLOCK_KEYS, ONE_PAGE)
     if not HAS_WINDOW:
         for first in range(0, common, BLOCK_KEYS):
-            next_blocks = _tile_blocks(table, first + BLOCK_KEYS, end, PAGE, BLOCK_KEYS, ONE_PAGE)
-            acc, top, total = _tile(
+            next_blocks = tile_blocks(table, first + BLOCK_KEYS, end, PAGE, BLOCK_KEYS, ONE_PAGE)
+            acc, top, total = attend_tile(
                 q, keys, values, blocks, first, seq_len, positions, acc, top, total, block_stride, token_stride,
                 scale, cap, window, D, D_PAD, PAGE, BLOCK_KEYS, ONE_PAGE, HAS_WINDOW, HAS_CAP, False,
             )  # fmt: skip
             blocks = next_blocks
     for first in range(common, end, BLOCK_KEYS):
-        next_blocks = _tile_blocks(table, first + BLOCK_KEYS, end, PAGE, BLOCK_KEYS, ONE_PAGE)
-        acc, top, total = _tile(
+        next_blocks = tile_blocks(table, first + BLOCK_KEYS, end, PAGE, BLOCK_KEYS, ONE_PAGE)
+        acc, top, total = attend_tile(
             q, keys, values, blocks, first, seq_len, positions, acc, top, total, block_stride, token_stride,
             scale, cap, window, D, D_PAD, PAGE, BLOCK_KEYS, ONE_PAGE, HAS_WINDOW, HAS_CAP, True,
         )  # fmt: skip
         blocks = next_blocks
 
     if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * _LOG2_E
+        sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * LOG2_E
         total += tl.exp2(sink - top)
     result = acc * (v_scale / total)[:, None]
     target = out + (at * out_token_stride + head * out_head_stride)[:, None] + feature[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=inside)
     if HAS_LSE:
-        tl.store(lse + at * lse_token_stride + head * lse_head_stride, (top + tl.log2(total)) * _LN_2, mask=real)
+        tl.store(lse + at * lse_token_stride + head * lse_head_stride, (top + tl.log2(total)) * LN_2, mask=real)

@@ -15,19 +15,18 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from enginebay.config.problems import validate_options
 from enginebay.errors import ConfigError, PluginError
-from enginebay.interfaces.attention import AttentionContext, AttentionLayer
-from enginebay.interfaces.batch import Bucket, GroupBatch, PhaseBatch
+from enginebay.interfaces.batch import Bucket
 from enginebay.plugins.records import HND, NHD, KVLayout, Phase
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Reason, Requirements
 from enginebay_flash_attention import RECORD, FlashAttentionOptions
 from enginebay_flash_attention.backend import FlashAttention
 from hypothesis import given
 from hypothesis import strategies as st
+from paged_step import PagedStep, attention, close_in_16_bits
 from torch import Tensor
 
 
@@ -197,116 +196,12 @@ def test_unknown_options_are_refused(options: dict[str, Any]) -> None:
 # --- a step and its reference ----------------------------------------------------------------------------------------
 
 
-class Step:
-    """A random step of one phase: a cache, its blocks in random order, queries and sinks."""
-
-    def __init__(
-        self,
-        seq_lens: list[int],
-        query_lens: list[int],
-        *,
-        spec: AttentionSpec = SPEC,
-        layout: KVLayout = NHD,
-        block_size: int = 16,
-        max_model_len: int = 512,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        seed: int = 0,
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.spec, self.block_size, self.layout = spec, block_size, layout
-        rows, columns = len(seq_lens), -(-max_model_len // block_size)
-        counts = [-(-n // block_size) for n in seq_lens]
-        sizes = {"blocks": 1 + sum(counts), "kv": 2, "block": block_size}
-        sizes |= {"kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
-        memory = torch.randn([sizes[a] for a in layout.axes], generator=generator).to(dtype)
-        self.cache = memory.to(device).permute([layout.axes.index(a) for a in NHD.axes])
-        table = torch.full((rows, columns), 2**30, dtype=torch.int32)  # past the end: never to be followed
-        ids = torch.randperm(sum(counts), generator=generator) + 1
-        for row, count in enumerate(counts):
-            table[row, :count] = ids[:count]
-            ids = ids[count:]
-        tokens = sum(query_lens)
-        # queries are a view into fused QKV, as the attention layer hands out
-        fused = torch.randn(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator)
-        self.query = fused.to(dtype).to(device)[:, : spec.num_heads]
-        sinks = torch.randn(spec.num_heads, generator=generator).to(device) if spec.sinks else None
-        self.layer = AttentionLayer(0, spec, sinks=sinks)
-        starts = np.cumsum([0, *query_lens]).astype(np.int32)
-        positions = [torch.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)]
-        self.batch = PhaseBatch(
-            num_rows=rows,
-            num_tokens=tokens,
-            max_query_len=max(query_lens),
-            max_seq_len=max(seq_lens),
-            query_start_loc=torch.from_numpy(starts).to(device),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-            positions=torch.cat(positions).to(device),
-            groups=(GroupBatch(table.to(device), torch.zeros(tokens, dtype=torch.int64, device=device)),),
-            query_start_loc_host=starts,
-            seq_lens_host=np.array(seq_lens, dtype=np.int32),
-        )
-
-    def reference(self) -> tuple[Tensor, Tensor]:
-        """``[T, H, D]`` and natural-log lse ``[T, H]`` in float32, by the definition."""
-        batch, outs, lses = self.batch, [], []
-        for row in range(batch.num_rows):
-            start, end = batch.query_start_loc_host[row : row + 2].tolist()
-            length = int(batch.seq_lens_host[row])
-            blocks = batch.groups[0].block_table[row, : -(-length // self.block_size)].long()
-            key, value = self.cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :length]
-            out, lse = attention(self.query[start:end].float(), key, value, self.spec, self.layer.sinks)
-            outs.append(out)
-            lses.append(lse)
-        return torch.cat(outs), torch.cat(lses)
+class Step(PagedStep):
+    def __init__(self, seq_lens: list[int], query_lens: list[int], *, spec: AttentionSpec = SPEC, **rest: Any) -> None:
+        super().__init__(seq_lens, query_lens, spec=spec, **rest)
 
     def backend(self, phase: Phase) -> FlashAttention:
-        return FlashAttention(
-            AttentionContext(
-                spec=self.spec,
-                group=0,
-                phase=phase,
-                dtype=self.query.dtype,
-                kv_dtype=self.cache.dtype,
-                device=self.query.device,
-                block_size=self.block_size,
-                layout=self.layout,
-                max_num_rows=512,
-                max_num_tokens=4096,
-                max_model_len=self.batch.groups[0].block_table.shape[1] * self.block_size,
-                options=FlashAttentionOptions(),
-            )
-        )
-
-    def run(self, backend: FlashAttention, *, with_lse: bool = True) -> tuple[Tensor, Tensor]:
-        """Attend into poisoned outputs."""
-        state = backend.make_state(Bucket(512, 512))
-        backend.plan(self.batch, state)
-        out = torch.full_like(self.query, math.nan).contiguous()
-        lse = torch.full(out.shape[:2], math.nan, dtype=torch.float32, device=out.device)
-        backend.attend(self.layer, self.query, self.cache, self.batch, state, out, lse if with_lse else None)
-        return out, lse
-
-
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, sinks: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """One row, causal to its end. query ``[Q, H, D]``, key and value ``[S, K, D]``."""
-    group = spec.num_heads // spec.num_kv_heads
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,shd->hqs", query, key) * spec.scale
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    num_queries, num_keys = query.shape[0], key.shape[0]
-    distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)[None]
-    hidden = distance < 0
-    if spec.window is not None:
-        hidden |= distance >= spec.window
-    scores = scores.masked_fill(hidden.to(scores.device), -math.inf)
-    lse = scores.logsumexp(-1)
-    if sinks is not None:
-        lse = torch.logaddexp(lse, sinks[:, None].expand_as(lse))
-    return torch.einsum("hqs,shd->qhd", (scores - lse[..., None]).exp(), value), lse.T
+        return FlashAttention(self.context_of(phase, FlashAttentionOptions(), max_num_rows=512))
 
 
 # --- what the library is told, off GPU -------------------------------------------------------------------------------
@@ -489,19 +384,13 @@ def gpu_step(seq_lens: list[int], query_lens: list[int], spec: AttentionSpec, **
     return Step(seq_lens, query_lens, spec=spec, device="cuda", **settings)
 
 
-def close(step: Step, out: Tensor, lse: Tensor) -> None:
-    expected, expected_lse = step.reference()
-    assert ((out.float() - expected).norm() / expected.norm()).item() < 1e-2
-    torch.testing.assert_close(lse, expected_lse, atol=2e-2, rtol=2e-3)
-
-
 @pytest.mark.gpu
 @needs_gpu
 @layouts
 @gpu_specs
 def test_gpu_decode_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) -> None:
     step = gpu_step([1, 16, 17, 900, 1500, 64, 333], [1] * 7, spec, layout=layout)
-    close(step, *step.run(step.backend("decode")))
+    close_in_16_bits(step, *step.run(step.backend("decode")))
 
 
 @pytest.mark.gpu
@@ -511,7 +400,7 @@ def test_gpu_decode_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) -
 def test_gpu_prefill_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) -> None:
     """Whole prompts, chunks behind a context, single tokens."""
     step = gpu_step([300, 900, 1500, 17, 129], [300, 400, 1, 5, 128], spec, layout=layout)
-    close(step, *step.run(step.backend("prefill")))
+    close_in_16_bits(step, *step.run(step.backend("prefill")))
 
 
 @pytest.mark.gpu
@@ -525,9 +414,9 @@ def test_gpu_any_block_size_agrees_with_float32(name: str, block_size: int, layo
     """A key tile is 128 tokens up to head size 128; 80, and 64 with a window, at 256: such blocks are loaded whole."""
     spec = GPU_SPECS[name]
     step = gpu_step([300, 900, 1501], [300, 1, 130], spec, block_size=block_size, layout=layout)
-    close(step, *step.run(step.backend("prefill")))
+    close_in_16_bits(step, *step.run(step.backend("prefill")))
     step = gpu_step([300, 900, 1501], [1, 1, 1], spec, block_size=block_size, layout=layout)
-    close(step, *step.run(step.backend("decode")))
+    close_in_16_bits(step, *step.run(step.backend("decode")))
 
 
 @pytest.mark.gpu
@@ -538,7 +427,7 @@ def test_gpu_float16_and_many_rows_agree_with_float32(phase: Phase) -> None:
     rows = 300
     query_lens = [1] * rows if phase == "decode" else [1 + r % 5 for r in range(rows)]
     step = gpu_step([6 + r for r in range(rows)], query_lens, GPU_SPECS["8b"], dtype=torch.float16)
-    close(step, *step.run(step.backend(phase)))
+    close_in_16_bits(step, *step.run(step.backend(phase)))
 
 
 @pytest.mark.gpu
@@ -589,4 +478,4 @@ def test_gpu_a_captured_step_replays_over_new_lengths_and_blocks(name: str) -> N
         out.fill_(math.nan)
         lse.fill_(math.nan)
         graph.replay()
-        close(step, out, lse)
+        close_in_16_bits(step, out, lse)

@@ -21,7 +21,7 @@ import pytest
 import torch
 from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionContext, AttentionLayer
-from enginebay.interfaces.batch import Bucket, GroupBatch, PhaseBatch
+from enginebay.interfaces.batch import Bucket
 from enginebay.plugins.records import HND, NHD, KVLayout, Phase
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Requirements
 from enginebay_flashinfer import RECORD, FlashInferOptions
@@ -29,6 +29,7 @@ from enginebay_flashinfer.backend import FlashInferAttention
 from enginebay_flashinfer.paging import HostPlan, gather_blocks
 from hypothesis import given
 from hypothesis import strategies as st
+from paged_step import PagedStep, attention, close_in_16_bits
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -142,120 +143,15 @@ def test_block_ids_are_gathered_row_after_row(seq_lens: list[int], block_size: i
 # --- a step and its reference ----------------------------------------------------------------------------------------
 
 
-class Step:
-    """A random step of one phase: a cache, its blocks in random order, and queries."""
-
-    def __init__(
-        self,
-        seq_lens: list[int],
-        query_lens: list[int],
-        *,
-        spec: AttentionSpec = SPEC,
-        layout: KVLayout = NHD,
-        block_size: int = 16,
-        max_model_len: int = 512,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-        seed: int = 0,
-        cache: Tensor | None = None,
-        kv_dtype: torch.dtype | None = None,
-        scales: tuple[float, float] = (1.0, 1.0),
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.spec, self.block_size = spec, block_size
-        #: what cached keys and values are multiplied by
-        self.scales = scales
-        rows, columns = len(seq_lens), -(-max_model_len // block_size)
-        counts = [-(-n // block_size) for n in seq_lens]
-        num_blocks = 1 + sum(counts)
-        if cache is None:
-            sizes = {"blocks": num_blocks, "kv": 2, "block": block_size}
-            sizes |= {"kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
-            memory = torch.randn([sizes[a] for a in layout.axes], generator=generator).to(kv_dtype or dtype)
-            cache = memory.to(device).permute([layout.axes.index(a) for a in NHD.axes])
-        self.cache = cache
-        table = torch.full((rows, columns), 2**30, dtype=torch.int32)  # past the end: never to be followed
-        ids = torch.randperm(num_blocks - 1, generator=generator) + 1
-        for row, count in enumerate(counts):
-            table[row, :count] = ids[:count]
-            ids = ids[count:]
-        tokens = sum(query_lens)
-        # queries are a view into fused QKV, as the attention layer hands out
-        fused = torch.randn(tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator)
-        self.query = fused.to(dtype).to(device)[:, : spec.num_heads]
-        starts = np.cumsum([0, *query_lens]).astype(np.int32)
-        positions = [torch.arange(n - q, n) for n, q in zip(seq_lens, query_lens, strict=True)]
-        self.batch = PhaseBatch(
-            num_rows=rows,
-            num_tokens=tokens,
-            max_query_len=max(query_lens),
-            max_seq_len=max(seq_lens),
-            query_start_loc=torch.from_numpy(starts).to(device),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-            positions=torch.cat(positions).to(device),
-            groups=(GroupBatch(table.to(device), torch.zeros(tokens, dtype=torch.int64, device=device)),),
-            query_start_loc_host=starts,
-            seq_lens_host=np.array(seq_lens, dtype=np.int32),
-        )
-
-    def reference(self) -> tuple[Tensor, Tensor]:
-        """``[T, H, D]`` and natural-log lse ``[T, H]`` in float32, by the definition."""
-        batch, outs, lses = self.batch, [], []
-        for row in range(batch.num_rows):
-            start, end = batch.query_start_loc_host[row : row + 2].tolist()
-            length = int(batch.seq_lens_host[row])
-            blocks = batch.groups[0].block_table[row, : -(-length // self.block_size)].long()
-            key, value = self.cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :length]
-            key, value = key * self.scales[0], value * self.scales[1]
-            out, lse = attention(self.query[start:end].float(), key, value, self.spec)
-            outs.append(out)
-            lses.append(lse)
-        return torch.cat(outs), torch.cat(lses)
+class Step(PagedStep):
+    def __init__(self, seq_lens: list[int], query_lens: list[int], *, spec: AttentionSpec = SPEC, **rest: Any) -> None:
+        super().__init__(seq_lens, query_lens, spec=spec, **rest)
 
     def context(
         self, phase: Phase, *, layout: KVLayout = NHD, max_num_rows: int = 8, **options: Any
     ) -> AttentionContext:
-        dtype = self.query.dtype
-        return AttentionContext(
-            spec=self.spec,
-            group=0,
-            phase=phase,
-            dtype=dtype,
-            kv_dtype=self.cache.dtype,
-            device=self.query.device,
-            block_size=self.block_size,
-            layout=layout,
-            max_num_rows=max_num_rows,
-            max_num_tokens=4096,
-            max_model_len=self.batch.groups[0].block_table.shape[1] * self.block_size,
-            options=FlashInferOptions.model_validate(options),
-        )
-
-    def run(self, backend: FlashInferAttention, state: Any, *, plan: bool = True) -> tuple[Tensor, Tensor]:
-        """Attend into poisoned outputs."""
-        if plan:
-            backend.plan(self.batch, state)
-        out = torch.full_like(self.query, math.nan).contiguous()
-        lse = torch.full(out.shape[:2], math.nan, dtype=torch.float32, device=out.device)
-        layer = AttentionLayer(0, self.spec, *self.scales)
-        backend.attend(layer, self.query, self.cache, self.batch, state, out, lse)
-        return out, lse
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """One row, causal to its end. query ``[Q, H, D]``, key and value ``[S, K, D]``."""
-    group = spec.num_heads // spec.num_kv_heads
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,shd->hqs", query, key) * spec.scale
-    if spec.soft_cap is not None:
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    num_queries, num_keys = query.shape[0], key.shape[0]
-    distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)[None]
-    hidden = distance < 0
-    if spec.window is not None:
-        hidden |= distance >= spec.window
-    scores = scores.masked_fill(hidden.to(scores.device), -math.inf)
-    return torch.einsum("hqs,shd->qhd", scores.softmax(-1), value), scores.logsumexp(-1).T
+        checked = FlashInferOptions.model_validate(options)
+        return self.context_of(phase, checked, max_num_rows=max_num_rows, layout=layout)
 
 
 # --- what the library is told, off GPU -------------------------------------------------------------------------------
@@ -537,12 +433,6 @@ def gpu_step(seq_lens: list[int], query_lens: list[int], spec: AttentionSpec, **
     )
 
 
-def close_in_bfloat16(step: Step, out: Tensor, lse: Tensor) -> None:
-    expected, expected_lse = step.reference()
-    assert ((out.float() - expected).norm() / expected.norm()).item() < 1e-2
-    torch.testing.assert_close(lse, expected_lse, atol=2e-2, rtol=2e-3)
-
-
 @pytest.mark.gpu
 @needs_gpu
 @gpu_layouts
@@ -550,7 +440,7 @@ def close_in_bfloat16(step: Step, out: Tensor, lse: Tensor) -> None:
 def test_gpu_decode_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) -> None:
     step = gpu_step([1, 16, 17, 900, 1500, 64, 333], [1] * 7, spec, layout=layout)
     backend = FlashInferAttention(step.context("decode", layout=layout))
-    close_in_bfloat16(step, *step.run(backend, backend.make_state(Bucket(8, 1))))
+    close_in_16_bits(step, *step.run(backend, backend.make_state(Bucket(8, 1))))
 
 
 @pytest.mark.gpu
@@ -560,7 +450,7 @@ def test_gpu_an_fp8_cache_agrees_with_float32(phase: Phase) -> None:
     query_lens = [1, 1, 1] if phase == "decode" else [300, 20, 1]
     step = gpu_step([300, 900, 17], query_lens, GPU_SPECS["plain-8b"], kv_dtype=torch.float8_e4m3fn, scales=(0.5, 3.0))
     backend = FlashInferAttention(step.context(phase))
-    close_in_bfloat16(step, *step.run(backend, backend.make_state(Bucket(8, 2048))))
+    close_in_16_bits(step, *step.run(backend, backend.make_state(Bucket(8, 2048))))
 
 
 @pytest.mark.gpu
@@ -575,7 +465,7 @@ def test_gpu_prefill_agrees_with_float32(spec: AttentionSpec, layout: KVLayout) 
     ):
         step = gpu_step(seq_lens, query_lens, spec, layout=layout)
         backend = FlashInferAttention(step.context("prefill", layout=layout))
-        close_in_bfloat16(step, *step.run(backend, backend.make_state(Bucket(8, 2048))))
+        close_in_16_bits(step, *step.run(backend, backend.make_state(Bucket(8, 2048))))
 
 
 @pytest.mark.gpu
@@ -614,7 +504,7 @@ def test_gpu_a_captured_step_replays_after_each_new_plan(spec: AttentionSpec) ->
         out.fill_(math.nan)
         lse.fill_(math.nan)
         graph.replay()
-        close_in_bfloat16(step, out, lse)
+        close_in_16_bits(step, out, lse)
 
 
 @pytest.mark.gpu
@@ -632,4 +522,4 @@ def test_gpu_plain_steps_in_flight_do_not_mix() -> None:
             burn = (burn @ burn).clamp_(-1, 1)
         results.append(step.run(backend, state))
     for step, (out, lse) in zip(steps, results, strict=True):
-        close_in_bfloat16(step, out, lse)
+        close_in_16_bits(step, out, lse)

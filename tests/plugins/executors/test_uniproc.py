@@ -51,6 +51,9 @@ class FakeWorker:
         self._note("available_kv_memory")
         return 12345
 
+    def kv_budget(self) -> None:
+        self._note("kv_budget")
+
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._note("initialize_kv_cache", num_blocks)
 

@@ -5,14 +5,17 @@ Shapes: ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``R`` 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from enginebay.kernels.rope_cache import Norm
+
 #: heads a program: some thousand elements, and a few programs even for a single token
 _HEADS = 8
-
-Norm = tuple[Tensor, float]
 
 
 def rope_and_cache(
