@@ -30,12 +30,13 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Normalise and rotate in place, and scatter keys and values to their slots.
+    """Normalise and rotate queries in place, and keys and values on their way to their slots.
 
     Parameters
     ----------
     states
-        ``[T, H + 2K, D]``: queries, keys, values; heads contiguous, any stride between tokens. Queries and keys are rotated.
+        ``[T, H + 2K, D]``: queries, keys, values; heads contiguous, any stride between tokens. Undefined after
+        the call but for the queries.
     num_heads
         ``H``.
     positions

@@ -1,5 +1,7 @@
 """Head norms, rotation and the cache write in one pass over queries, keys and values. Twin: `enginebay.kernels.rope_cache`.
 
+A program takes a few heads of one kind at one token: queries go back in place, keys and values to the cache alone.
+
 Shapes: ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head size, ``R`` rotated leading features, ``P`` positions.
 """
 
@@ -14,8 +16,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from enginebay.kernels.rope_cache import Norm
 
-#: heads a program: some thousand elements, and a few programs even for a single token
+#: heads a program: some thousand elements, and a few programs even for a single token; with two warps the fastest
+#: of 1-4 warps and 1-32 heads on an H200
 _HEADS = 8
+_WARPS = 2
 
 
 def rope_and_cache(
@@ -32,12 +36,13 @@ def rope_and_cache(
 ) -> None:
     """See the twin; `states` may have any strides but a contiguous last axis."""
     tokens, all_heads, head_dim = states.shape
+    kv_heads = (all_heads - num_heads) // 2
     rotated = 0 if table is None else table.shape[-1]
-    rest = head_dim - rotated
     # Arguments that a variant does not read still need a tensor.
     q_weight, q_eps = (states, 1.0) if q_norm is None else q_norm
     k_weight, k_eps = (states, 1.0) if k_norm is None else k_norm
-    _rope_and_cache[(tokens, triton.cdiv(all_heads, _HEADS))](
+    query_programs, kv_programs = triton.cdiv(num_heads, _HEADS), triton.cdiv(kv_heads, _HEADS)
+    _rope_and_cache[(tokens, query_programs + 2 * kv_programs)](
         states,
         positions,
         states if table is None else table,
@@ -56,45 +61,99 @@ def rope_and_cache(
         cache.stride(2),
         cache.stride(3),
         HEADS=num_heads,
-        KV_HEADS=(all_heads - num_heads) // 2,
+        KV_HEADS=kv_heads,
+        QUERY_PROGRAMS=query_programs,
+        KV_PROGRAMS=kv_programs,
         D=head_dim,
         HALF=rotated // 2,
-        HALF_PAD=triton.next_power_of_2(rotated // 2) if rotated else 1,
-        REST=rest,
-        REST_PAD=triton.next_power_of_2(rest) if rest else 1,
+        HALF_PAD=triton.next_power_of_2(max(rotated // 2, 1)),
+        REST_PAD=triton.next_power_of_2(max(head_dim - rotated, 1)),
+        D_PAD=triton.next_power_of_2(head_dim),
         BLOCK=cache.shape[2],
         BLOCK_HEADS=_HEADS,
         NORM_Q=q_norm is not None,
         NORM_K=k_norm is not None,
         FP8=cache.dtype.itemsize == 1,
-        num_warps=2,
+        num_warps=_WARPS,
     )
 
 
 @triton.jit
-def _gain(q_weight, k_weight, feature, inside, is_query, is_key, NORM_Q: tl.constexpr, NORM_K: tl.constexpr):
-    """The heads' norm weights, float32 ``[heads, features]``; 1 for heads without a norm."""
-    gain = tl.full([is_query.shape[0], feature.shape[0]], 1.0, tl.float32)
-    if NORM_Q:
-        weight = tl.load(q_weight + feature, mask=inside, other=0.0).to(tl.float32)
-        gain = tl.where(is_query[:, None], weight[None, :], gain)
-    if NORM_K:
-        weight = tl.load(k_weight + feature, mask=inside, other=0.0).to(tl.float32)
-        gain = tl.where(is_key[:, None], weight[None, :], gain)
-    return gain
+def _shared_row(row, mask):
+    """What `row` points to, ``[features]``, for each head of `mask`, ``[heads, features]``, in float32.
+
+    Each thread loads what it needs of it: a row loaded once would be handed around behind barriers, which costs more.
+    """
+    return tl.load(tl.broadcast_to(row[None, :], mask.shape), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _write(x, state, target, mask, is_stored, scale, FP8: tl.constexpr, IN_PLACE: tl.constexpr, is_changed):
-    """A tile back in place where it was changed, and to the cache where it is stored."""
-    if IN_PLACE:
-        tl.store(state, x.to(state.dtype.element_ty), mask=mask & is_changed[:, None])
+def _normed(x, inverse, weight, mask, dtype: tl.constexpr):
+    """Heads ``[heads, features]`` with their norm applied, rounded as the twin's are."""
+    return (x * inverse * _shared_row(weight, mask)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _store(x, target, mask, scale, FP8: tl.constexpr):
+    """A tile to the cache, divided by its scale where the cache is of 8 bits."""
     if FP8:
         # beyond its range the conversion gives no number
-        kept = tl.minimum(tl.maximum(x / scale[:, None], -448.0), 448.0)
-    else:
-        kept = x
-    tl.store(target, kept.to(target.dtype.element_ty), mask=mask & is_stored[:, None])
+        x = tl.minimum(tl.maximum(x / scale, -448.0), 448.0)
+    tl.store(target, x.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _turn(
+    source,
+    target,
+    is_real,
+    line,
+    weight,
+    eps,
+    scale,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    NORM: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """The heads at `source`, pointers ``[heads]``, normalised and rotated, to those at `target`.
+
+    ``2 * HALF`` features are rotated by the table's `line`; `REST` behind them are not.
+    """
+    dtype: tl.constexpr = source.dtype.element_ty
+    half = tl.arange(0, HALF_PAD)
+    rest = tl.arange(0, REST_PAD)
+    half_mask = is_real[:, None] & (half < HALF)[None, :]
+    rest_mask = is_real[:, None] & (rest < REST)[None, :]
+    squares = tl.zeros([is_real.shape[0]], tl.float32)
+    if HALF > 0:
+        low = tl.load(source[:, None] + half[None, :], mask=half_mask, other=0.0).to(tl.float32)
+        high = tl.load(source[:, None] + (half + HALF)[None, :], mask=half_mask, other=0.0).to(tl.float32)
+        squares += tl.sum(low * low + high * high, 1)
+    if REST > 0:
+        last = tl.load(source[:, None] + (rest + 2 * HALF)[None, :], mask=rest_mask, other=0.0).to(tl.float32)
+        squares += tl.sum(last * last, 1)
+    inverse = tl.rsqrt(squares / D + eps)[:, None]
+    if HALF > 0:
+        if NORM:
+            low = _normed(low, inverse, weight + half, half_mask, dtype)
+            high = _normed(high, inverse, weight + half + HALF, half_mask, dtype)
+        cos_low = _shared_row(line + half, half_mask)
+        cos_high = _shared_row(line + half + HALF, half_mask)
+        sin_low = _shared_row(line + half + 2 * HALF, half_mask)
+        sin_high = _shared_row(line + half + 3 * HALF, half_mask)
+        # rounded after the first product, as the twin's two operations do
+        turned_low = ((low * cos_low).to(dtype).to(tl.float32) + high * sin_low).to(dtype).to(tl.float32)
+        turned_high = ((high * cos_high).to(dtype).to(tl.float32) + low * sin_high).to(dtype).to(tl.float32)
+        _store(turned_low, target[:, None] + half[None, :], half_mask, scale, FP8)
+        _store(turned_high, target[:, None] + (half + HALF)[None, :], half_mask, scale, FP8)
+    if REST > 0:
+        if NORM:
+            last = _normed(last, inverse, weight + rest + 2 * HALF, rest_mask, dtype)
+        _store(last, target[:, None] + (rest + 2 * HALF)[None, :], rest_mask, scale, FP8)
 
 
 @triton.jit
@@ -118,11 +177,13 @@ def _rope_and_cache(
     cache_head_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    QUERY_PROGRAMS: tl.constexpr,
+    KV_PROGRAMS: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
-    REST: tl.constexpr,
     REST_PAD: tl.constexpr,
+    D_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     NORM_Q: tl.constexpr,
@@ -130,75 +191,28 @@ def _rope_and_cache(
     FP8: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    is_query = head < HEADS
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    is_real = head < HEADS + 2 * KV_HEADS
-    turns = head < HEADS + KV_HEADS
-    slot = tl.load(slot_mapping + token)
-    stored = head - HEADS
-    # as a vector: the interpreter makes integers of a vector's and a scalar's truth
-    is_stored = (stored >= 0) & is_real & (tl.zeros_like(head) + slot >= 0)
-    slot = tl.maximum(slot, 0)
-    line = (
-        slot // BLOCK * cache_block_stride
-        + slot % BLOCK * cache_token_stride
-        + stored // KV_HEADS * cache_kv_stride
-        + stored % KV_HEADS * cache_head_stride
-    )
-    state = states + token * token_stride + head * head_stride
-    scale = tl.where(is_key, k_scale, v_scale)
-    NORM: tl.constexpr = NORM_Q or NORM_K
-
-    half = tl.arange(0, HALF_PAD)
-    rest = tl.arange(0, REST_PAD)
-    half_mask = is_real[:, None] & (half < HALF)[None, :]
-    rest_mask = is_real[:, None] & (rest < REST)[None, :]
-    squares = tl.zeros([BLOCK_HEADS], tl.float32)
+    program = tl.program_id(1)
+    source = states + token * token_stride
+    line = table
     if HALF > 0:
-        low = tl.load(state[:, None] + half[None, :], mask=half_mask, other=0.0).to(tl.float32)
-        high = tl.load(state[:, None] + (half + HALF)[None, :], mask=half_mask, other=0.0).to(tl.float32)
-        squares += tl.sum(low * low, 1) + tl.sum(high * high, 1)
-    if REST > 0:
-        last = tl.load(state[:, None] + (rest + 2 * HALF)[None, :], mask=rest_mask, other=0.0).to(tl.float32)
-        squares += tl.sum(last * last, 1)
-    dtype = states.dtype.element_ty
-    if NORM:
-        if NORM_Q and NORM_K:
-            normed = is_query | is_key
-        elif NORM_Q:
-            normed = is_query
-        else:
-            normed = is_key
-        inverse = tl.rsqrt(squares / D + tl.where(is_query, q_eps, k_eps))
-        inverse = tl.where(normed, inverse, 1.0)[:, None]
-    if HALF > 0:
-        if NORM:
-            inside = half < HALF
-            gain = _gain(q_weight, k_weight, half, inside, is_query, is_key, NORM_Q, NORM_K)
-            low = (low * inverse * gain).to(dtype).to(tl.float32)
-            gain = _gain(q_weight, k_weight, half + HALF, inside, is_query, is_key, NORM_Q, NORM_K)
-            high = (high * inverse * gain).to(dtype).to(tl.float32)
-        at = table + tl.load(positions + token) * (4 * HALF) + half
-        inside = half < HALF
-        cos_low = tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
-        cos_high = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-        sin_low = tl.load(at + 2 * HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-        sin_high = tl.load(at + 3 * HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
-        # rounded after the first product, as the twin's two operations do
-        turned_low = (low * cos_low).to(dtype).to(tl.float32) + high * sin_low
-        turned_high = (high * cos_high).to(dtype).to(tl.float32) + low * sin_high
-        low = tl.where(turns[:, None], turned_low, low).to(dtype).to(tl.float32)
-        high = tl.where(turns[:, None], turned_high, high).to(dtype).to(tl.float32)
-        target = cache + line[:, None] + half[None, :]
-        _write(low, state[:, None] + half[None, :], target, half_mask, is_stored, scale, FP8, True, turns)
-        _write(
-            high, state[:, None] + (half + HALF)[None, :], target + HALF, half_mask, is_stored, scale, FP8, True, turns
-        )
-    if REST > 0:
-        if NORM:
-            inside = rest < REST
-            gain = _gain(q_weight, k_weight, rest + 2 * HALF, inside, is_query, is_key, NORM_Q, NORM_K)
-            last = (last * inverse * gain).to(dtype).to(tl.float32)
-        target = cache + line[:, None] + (rest + 2 * HALF)[None, :]
-        _write(last, state[:, None] + (rest + 2 * HALF)[None, :], target, rest_mask, is_stored, scale, FP8, NORM, turns)
+        line += tl.load(positions + token) * (4 * HALF)
+    REST: tl.constexpr = D - 2 * HALF
+    if program < QUERY_PROGRAMS:
+        head = program * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        at = source + head * head_stride
+        # what is neither normalised nor rotated stays as it is
+        QUERY_REST: tl.constexpr = REST if NORM_Q else 0
+        _turn(at, at, head < HEADS, line, q_weight, q_eps, 1.0, D, HALF, HALF_PAD, QUERY_REST, REST_PAD, NORM_Q, False)
+    else:
+        slot = tl.load(slot_mapping + token)
+        if slot >= 0:
+            head = (program - QUERY_PROGRAMS) % KV_PROGRAMS * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+            is_real = head < KV_HEADS
+            key = source + (HEADS + head) * head_stride
+            target = cache + slot // BLOCK * cache_block_stride + slot % BLOCK * cache_token_stride
+            to = target + head * cache_head_stride
+            if program < QUERY_PROGRAMS + KV_PROGRAMS:
+                _turn(key, to, is_real, line, k_weight, k_eps, k_scale, D, HALF, HALF_PAD, REST, REST_PAD, NORM_K, FP8)
+            else:
+                value = key + KV_HEADS * head_stride
+                _turn(value, to + cache_kv_stride, is_real, line, k_weight, 1.0, v_scale, D, 0, 1, D, D_PAD, False, FP8)
