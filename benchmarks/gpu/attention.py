@@ -24,9 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_cases import FEATURES, LAYOUTS, PLUGINS, SMALL_FEATURES, chosen_cases, grouped, record_of
-from attention_checks import check, check_pair, pairs, passed
+from attention_checks import check, check_pair, pairs
 from attention_jobs import Result, run_jobs
 from attention_speed import SMALL, SWEEP, TARGETS, run_shapes
+from enginebay.conformance.attention.trial import passed
 from enginebay.plugins.requirements import Hardware
 from measuring import Budget, Report, copy_bandwidth
 
@@ -70,9 +71,9 @@ def checks(run: Run) -> None:
     for result in run_jobs(jobs, check, run.device.type, args.processes, Budget(args.check_seconds)):
         found[result.case.backend].append(result)
         if result.error is not None:
-            run.report.failure(f"case {result.case}", result.error)
+            run.report.failure(f"case {result.case.backend}: {result.case}", result.error)
         elif not result.unfinished and not passed(result.values):
-            run.report.failure(f"case {result.case}", str(result.values))
+            run.report.failure(f"case {result.case.backend}: {result.case}", str(result.values))
     for name in run.backends:
         run.report.row(f"checks {name}", **_summary(found[name]))
 

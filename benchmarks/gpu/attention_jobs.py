@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from attention_cases import Case
+from enginebay.conformance.attention.cases import Case
 from measuring import Budget
 
 

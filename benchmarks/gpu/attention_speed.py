@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from attention_cases import record_of
-from attention_steps import Row, make_backend, make_batch, make_cache, make_layer, make_query
+from enginebay.conformance.attention.steps import Row, make_backend, make_batch, make_cache, make_layer, make_query
 from enginebay.interfaces.attention import AttentionBackend, PlanState
 from enginebay.interfaces.batch import Bucket
 from enginebay.plugins.records import HND, NHD, KVLayout, Phase
@@ -140,7 +140,7 @@ def through_seam(name: str, work: Work) -> Contender:
     """A backend as the worker uses it: in decode with the state of a captured size."""
     shape, batch, layer = work.shape, work.batch, work.layer
     backend: AttentionBackend = make_backend(
-        name, shape.phase, batch, layer, work.caches[0], work.dtype, work.layout, shape.context
+        record_of(name), shape.phase, batch, layer, work.caches[0], work.dtype, work.layout, shape.context
     )
     captured = shape.phase == "decode" and work.query.is_cuda
     state: PlanState = backend.make_state(Bucket(shape.rows, shape.query_len, captured=captured))

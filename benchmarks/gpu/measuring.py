@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from enginebay.conformance.cuda import capture
 
 #: bytes of caches that a graph goes through: more than any second-level cache keeps (50 MiB on Hopper)
 BEYOND_L2 = 256 << 20
@@ -59,20 +60,6 @@ class Budget:
     @property
     def spent(self) -> bool:
         return self.left <= 0
-
-
-def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph of `work`, which has run before, so that nothing is compiled while it is captured."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
 
 
 def alternating(contenders: Contenders, *, calls: int, rounds: int = 30, graphs: bool = True) -> dict[str, list[float]]:

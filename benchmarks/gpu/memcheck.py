@@ -19,9 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from attention_cases import FP8, Case, Work
-from attention_checks import check, passed
+from attention_cases import LAYOUTS, record_of
 from batch_steps import equal_on
+from enginebay.conformance.attention.cases import Case, Work
+from enginebay.conformance.attention.trial import check, passed
+from enginebay.plugins.requirements import FP8
 from fused_ops import OPERATIONS, Sizes, worst_error
 from measuring import Report, synchronize
 
@@ -51,7 +53,7 @@ def attention(dry: bool) -> Iterator[tuple[str, Callable[[], bool]]]:
                 heads_per_kv=group,
                 head_dim=head_dim,
                 block_size=block_size,
-                layout=layout,
+                layout=LAYOUTS[layout],
                 window=features.get("window"),
                 soft_cap=features.get("soft_cap"),
                 sinks=features.get("sinks", False),
@@ -60,7 +62,7 @@ def attention(dry: bool) -> Iterator[tuple[str, Callable[[], bool]]]:
                 captured=False,  # without the allocator's caching nothing can be captured
             )
             device, longest = ("cpu", 70) if dry else ("cuda", LONGEST)
-            yield str(case), lambda case=case, d=device, n=longest: passed(check(case, d, n))  # type: ignore[misc]
+            yield str(case), lambda case=case, d=device, n=longest: passed(check(record_of("triton"), case, d, n))  # type: ignore[misc]
 
 
 def fused(dry: bool) -> Iterator[tuple[str, Callable[[], bool]]]:

@@ -65,6 +65,8 @@ class Record:
     priority: int = 0
     #: further reasons against a run that the fields cannot say
     check: Callable[[Requirements], list[Reason]] | None = None
+    #: laws of the conformance suite that the part breaks, each with the reason; the suite expects exactly these to fail
+    known_failures: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for requirement in self.requires_dist:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from attention_cases import record_of
+from torch import Tensor
+
+from enginebay.errors import PluginError
 from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from enginebay.interfaces.batch import GroupBatch, PhaseBatch
-from enginebay.plugins.records import CANONICAL_AXES, KVLayout, Phase
+from enginebay.plugins.records import CANONICAL_AXES, AttentionRecord, KVLayout, Phase
 from enginebay.plugins.requirements import AttentionSpec
-from torch import Tensor
 
 #: a block id that no cache has: a kernel that follows it faults
 NO_BLOCK = 2**30
@@ -133,7 +134,7 @@ def make_layer(
 
 
 def make_backend(
-    name: str,
+    record: AttentionRecord,
     phase: Phase,
     batch: PhaseBatch,
     layer: AttentionLayer,
@@ -141,13 +142,14 @@ def make_backend(
     dtype: torch.dtype,
     layout: KVLayout,
     max_model_len: int,
+    *,
+    group: int = 0,
 ) -> AttentionBackend:
-    """The backend by its record's factory, for steps up to `batch`."""
-    record = record_of(name)
+    """The backend by its record's factory, for steps up to `batch`; `group` is the cache group that it serves."""
     backend = record.factory(
         AttentionContext(
             spec=layer.spec,
-            group=0,
+            group=group,
             phase=phase,
             dtype=dtype,
             kv_dtype=cache.dtype,
@@ -160,7 +162,8 @@ def make_backend(
             options=record.options(),
         )
     )
-    assert isinstance(backend, AttentionBackend)
+    if not isinstance(backend, AttentionBackend):
+        raise PluginError(f"the factory of attention backend {record.name!r} returned {backend!r}, no AttentionBackend")
     return backend
 
 
@@ -188,6 +191,9 @@ def reference(query: Tensor, cache: Tensor, batch: PhaseBatch, layer: AttentionL
         key, value = cache[blocks].float().transpose(0, 1).flatten(1, 2)[:, :length]
         key, value = key * layer.k_scale, value * layer.v_scale
         out, lse, weights = attention(query[start:end].float(), key, value, layer)
+        if cache.dtype.itemsize > query.dtype.itemsize:  # a kernel multiplies in the query's dtype
+            key, value = key.to(query.dtype).float(), value.to(query.dtype).float()
+            weights = attention(query[start:end].float(), key, value, layer)[2]
         rounded = _weighted(weights.to(query.dtype).float(), value) / weights.sum(-1).T.unsqueeze(-1)
         outs.append(out)
         lses.append(lse)

@@ -1,0 +1,12 @@
+"""Which class holds the laws of which kind, and where it is; nothing is imported to know."""
+
+from __future__ import annotations
+
+#: class -> the module that holds it
+SUITES = {
+    "AttentionConformance": "enginebay.conformance.attention.laws",
+}
+#: kind -> class
+SUITE_OF_KIND = {
+    "attention": "AttentionConformance",
+}
