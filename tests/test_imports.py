@@ -19,6 +19,7 @@ PLUGINS = sorted(init.parent for source in SOURCES[1:] for init in source.glob("
 IN_TREE = [
     (group.removeprefix("enginebay."), name)
     for group, entries in PROJECT["project"]["entry-points"].items()
+    if group.startswith("enginebay.")
     for name in entries
 ]
 

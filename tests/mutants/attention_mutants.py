@@ -1,4 +1,4 @@
-"""An attention backend straight from the definition, and what can be wrong with one."""
+"""What can be wrong with an attention backend: the plain one, broken in one way each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from enginebay.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, PlanState
+from enginebay.conformance.attention.plain import PlainAttention as Plain
+from enginebay.interfaces.attention import AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import NULL_BLOCK, PhaseBatch
 from enginebay.plugins.records import HND, NHD, AttentionRecord
 from enginebay.plugins.requirements import FP8, Reason, Requirements, Support
@@ -17,81 +18,6 @@ from enginebay_torch_attention import RECORD as TORCH
 from enginebay_torch_attention.backend import TorchAttention
 from mutant import Mutant
 from torch import Tensor
-
-
-class Plain(AttentionBackend):
-    """One row at a time. Each step of the definition is a method that a mutant replaces."""
-
-    def plan(self, batch: PhaseBatch, state: PlanState) -> None:
-        """The lengths, read on the device."""
-        vars(state)["lens"] = [int(n) for n in batch.seq_lens]
-
-    def attend(
-        self,
-        layer: AttentionLayer,
-        query: Tensor,
-        cache: Tensor,
-        batch: PhaseBatch,
-        state: PlanState,
-        out: Tensor,
-        lse: Tensor | None = None,
-    ) -> None:
-        starts = batch.query_start_loc.tolist()
-        for row in range(batch.num_rows):
-            tokens = slice(starts[row], starts[row + 1])
-            seq = self.seq_len(batch, state, row)
-            keys, values = self.keys_and_values(layer, cache, batch, row, seq)
-            scores = self.scores(layer, query[tokens], keys)
-            scores = scores.masked_fill(self.hidden(layer, scores.shape[1], seq), -math.inf)
-            if layer.spec.sinks:
-                sinks = self.sinks(layer)
-                scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
-            sums = scores.logsumexp(-1)
-            weights = (scores - sums[..., None]).exp()[..., :seq]
-            out[tokens] = torch.einsum("hqs,shd->qhd", weights, self.spread(values, layer)).to(out.dtype)
-            if lse is not None:
-                lse[tokens] = self.lse(sums, layer).T
-
-    def seq_len(self, batch: PhaseBatch, state: PlanState, row: int) -> int:
-        return int(vars(state)["lens"][row])
-
-    def table(self, batch: PhaseBatch, row: int) -> Tensor:
-        return batch.groups[self.context.group].block_table[row]
-
-    def blocks(self, batch: PhaseBatch, row: int, seq: int) -> Tensor:
-        return self.table(batch, row)[: -(-seq // self.context.block_size)].long()
-
-    def keys_and_values(
-        self, layer: AttentionLayer, cache: Tensor, batch: PhaseBatch, row: int, seq: int
-    ) -> tuple[Tensor, Tensor]:
-        blocks = self.blocks(batch, row, seq)
-        keys, values = (cache[blocks, i].float().flatten(0, 1)[:seq] for i in (0, 1))
-        return keys * layer.k_scale, values * layer.v_scale
-
-    def spread(self, x: Tensor, layer: AttentionLayer) -> Tensor:
-        """KV heads for each query head."""
-        return x.repeat_interleave(layer.spec.num_heads // layer.spec.num_kv_heads, 1)
-
-    def scores(self, layer: AttentionLayer, query: Tensor, keys: Tensor) -> Tensor:
-        scores = torch.einsum("qhd,shd->hqs", query.float(), self.spread(keys, layer)) * layer.spec.scale
-        return scores if layer.spec.soft_cap is None else self.cap(scores, layer.spec.soft_cap)
-
-    def cap(self, scores: Tensor, cap: float) -> Tensor:
-        return cap * torch.tanh(scores / cap)
-
-    def hidden(self, layer: AttentionLayer, queries: int, seq: int) -> Tensor:
-        distance = torch.arange(seq - queries, seq)[:, None] - torch.arange(seq)
-        return self.outside(distance, layer.spec.window or seq)
-
-    def outside(self, distance: Tensor, window: int) -> Tensor:
-        return (distance < 0) | (distance >= window)
-
-    def sinks(self, layer: AttentionLayer) -> Tensor:
-        assert layer.sinks is not None
-        return layer.sinks
-
-    def lse(self, sums: Tensor, layer: AttentionLayer) -> Tensor:
-        return sums
 
 
 def record_of(factory: Callable[[AttentionContext], Any], **changes: Any) -> AttentionRecord:

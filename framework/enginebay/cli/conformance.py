@@ -73,7 +73,10 @@ def run_command(
         verbose=verbose,
     )
     if status == 2:
-        click.echo("not judged: nothing that runs the plugin was run; see the reasons above (-v shows each)", err=True)
+        click.echo(
+            "not judged: laws were left out, or nothing that runs the plugin could be run; --report md says why, law by law",
+            err=True,
+        )
     context.exit(status)
 
 

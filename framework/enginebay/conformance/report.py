@@ -1,7 +1,7 @@
 """The report of a conformance run: which plugin, which laws, what became of each.
 
-A law of which nothing ran proves nothing, so the verdict on a plugin is ``passed`` only if at least one case of the laws
-that run the part did, ``failed`` if any case failed, and else ``not judged``.
+The verdict on a plugin is ``failed`` if any case failed. It is ``passed`` only if no law was left out and those that run the
+part (`Conformance.decisive`) did run; a run that proves nothing is ``not judged``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Report:
         became = _outcome(outcome)
         if became is None:
             return
-        result = self._laws[suite][law]
+        result = self._laws[suite].get(law)
+        if result is None:  # a further test of the author's
+            return
         before = self._seen.get(outcome.nodeid)
         if before is not None:  # its end failed after its call passed
             result.cases[before] -= 1
@@ -76,7 +78,7 @@ class Report:
         outcomes = {law: result.outcome for law, result in self._laws[suite].items()}
         if "failed" in outcomes.values():
             return "failed"
-        if any(outcomes.get(law, "not run") != "passed" for law in suite.decisive):
+        if "not run" in outcomes.values() or any(outcomes.get(law) != "passed" for law in suite.decisive):
             return "not judged"
         return "passed"
 

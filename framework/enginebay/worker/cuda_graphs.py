@@ -6,6 +6,7 @@ before it. A step with fewer rows than the size is filled up with padding rows (
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 #: Eager runs before a capture, in which libraries allocate and tune.
 _WARMUP_RUNS = 2
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which all sizes warm up and are captured: for each one that it meets, cuBLAS keeps some 32 MiB."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def padding_step(num_groups: int) -> SchedulerOutput:
@@ -61,13 +68,13 @@ class DecodeGraph:
         # The batch object is kept: the graph reads the tensors that it views.
         self._batch = runner.batch.apply(padding_step(len(runner.batch.block_tables)), padded_rows=self.size)
         runner.plan(self._batch, self.states)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = capture_stream(runner.batch.device)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARMUP_RUNS):
                 runner.forward(self._batch)
         torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=side):
             self._logits = runner.forward(self._batch)
         return self._graph.pool()
 

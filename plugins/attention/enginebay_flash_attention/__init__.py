@@ -113,7 +113,7 @@ RECORD = AttentionRecord(
     api_version=0,
     # `flash_attn` may be FlashAttention-2's package, and finding a module below it would import that
     requires=("cutlass",),
-    requires_dist=("flash-attn-4>=4.0.0b36",),
+    requires_dist=("flash-attn-4==4.0.0b36",),
     install="'enginebay[flash-attn]'",
     devices=("cuda",),
     options=FlashAttentionOptions,

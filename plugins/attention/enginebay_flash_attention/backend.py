@@ -1,9 +1,10 @@
 """The backend: one call of FlashAttention-4 a layer, over the batch's own tensors; there is nothing to plan.
 
-The library's public functions allocate their result, so the function below them is called, which writes into `out`. Lengths
-and block ids are read on the device. Queries of a decode step go in as rows of one token, which spares the kernel the search
-for the row that a block of threads belongs to; those of a prefill step as ragged rows. The longest query is not told: the
-kernels do not need it on Hopper, and the library would compile another variant for short ones.
+The library's public functions allocate their result, so the function below them is called, which writes into `out`; its
+parameters move, hence the record's one version. Lengths and block ids are read on the device. Queries of a decode step go in
+as rows of one token, which spares the kernel the search for the row that a block of threads belongs to; those of a prefill
+step as ragged rows. The longest query is not told: the kernels do not need it on Hopper, and the library would compile
+another variant for short ones.
 
 Keys and values are views of the cache with its strides, in 64-bit arithmetic. A cache block of one key tile (128 tokens up to
 head size 128) is loaded whole by TMA, so what lies past a row's last token must be finite; other sizes are loaded token by
@@ -16,13 +17,9 @@ Shapes: ``R`` rows, ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 import torch
-from enginebay.errors import PluginError
 from enginebay.interfaces.attention import (
     AttentionBackend,
     AttentionContext,
@@ -34,8 +31,6 @@ from enginebay.interfaces.batch import Bucket, PhaseBatch
 from enginebay.plugins.records import HND, NHD
 from torch import Tensor
 
-#: the version whose inner function this module was written for
-WRITTEN_FOR = "4.0.0b36"
 #: queries times heads a KV head that a block of threads takes, at least
 _QUERY_TILE = 128
 
@@ -46,7 +41,7 @@ class FlashAttention(AttentionBackend):
     Raises
     ------
     PluginError
-        A layout other than NHD and HND, or a library whose inner function has other parameters.
+        A layout other than NHD and HND.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -59,7 +54,9 @@ class FlashAttention(AttentionBackend):
             self._settings["window_size_left"] = spec.window - 1
         if spec.soft_cap is not None:
             self._settings["score_mod"] = soft_cap(spec.soft_cap)
-        self._forward = inner_function(self._settings)
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        self._forward = _flash_attn_fwd
 
     def workspace_bytes(self, bucket: Bucket) -> int:
         """What a call allocates: prefill's lse by heads, and the library's table of rows where there are many."""
@@ -104,23 +101,6 @@ class FlashAttention(AttentionBackend):
         )
         if lse is not None and by_head is not None and not self._is_decode:
             lse.copy_(by_head.T)
-
-
-def inner_function(settings: dict[str, Any]) -> Callable[..., Any]:
-    """The library's forward function, once it is known to take what `FlashAttention` gives it."""
-    from flash_attn.cute import interface
-
-    function = getattr(interface, "_flash_attn_fwd", None)
-    wanted = {"cu_seqlens_q", "seqused_k", "page_table", "learnable_sink", "out", "lse", *settings}
-    taken = () if function is None else inspect.signature(function).parameters
-    if missing := sorted(wanted.difference(taken)):
-        raise PluginError(
-            f"attention backend 'flash_attention' was written for flash-attn-4 {WRITTEN_FOR}; the installed "
-            f"{metadata.version('flash-attn-4')} has another inner function, without {', '.join(missing)}. "
-            f"pip install flash-attn-4=={WRITTEN_FOR}"
-        )
-    assert function is not None
-    return function  # type: ignore[no-any-return]
 
 
 def soft_cap(cap: float) -> Any:

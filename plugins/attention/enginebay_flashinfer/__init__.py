@@ -50,6 +50,7 @@ RECORD = AttentionRecord(
     factory=make,
     api_version=0,
     requires=("flashinfer",),
+    requires_dist=("flashinfer-python>=0.6.14",),
     install="'enginebay[flashinfer]'",
     devices=("cuda",),
     options=FlashInferOptions,

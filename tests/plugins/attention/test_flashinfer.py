@@ -12,8 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import tomllib
 import types
 from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,7 @@ from paged_step import PagedStep, attention, close_in_16_bits
 from pydantic import ValidationError
 from torch import Tensor
 
+ROOT = Path(__file__).parents[3]
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 SPEC = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, scale=0.11)
@@ -52,8 +56,23 @@ def requirements(**changes: Any) -> Requirements:
     return Requirements(**given | changes)
 
 
-def reasons(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> set[str]:
+def install(monkeypatch: pytest.MonkeyPatch, version: str | None = "0.6.14") -> None:
+    """Pretend that the library can be imported, and that its distribution has this version, or is missing."""
+    real = metadata.version
+
+    def version_of(name: str) -> str:
+        if name != "flashinfer-python":
+            return real(name)
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", version_of)
     monkeypatch.setitem(sys.modules, "flashinfer", fake_library())
+
+
+def reasons(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> set[str]:
+    install(monkeypatch)
     return {r.code for r in RECORD.supports(requirements(**changes)).reasons}
 
 
@@ -62,6 +81,30 @@ def test_a_missing_library_is_a_reason_with_the_line_that_installs_it(monkeypatc
     (reason,) = [r for r in RECORD.supports(requirements()).reasons if r.code == "missing_module"]
     assert reason.wanted == "flashinfer"
     assert reason.hint == "pip install 'enginebay[flashinfer]'"
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [(None, "flashinfer-python is not installed"), ("0.6.13", "flashinfer-python 0.6.13 is installed")],
+)
+def test_a_missing_or_old_distribution_is_a_reason_with_versions_and_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, found: str
+) -> None:
+    install(monkeypatch, version)
+    (reason,) = RECORD.supports(requirements()).reasons
+    assert reason.code == "distribution"
+    assert reason.detail == f"{found}, needed is flashinfer-python >=0.6.14"
+    assert reason.hint == "pip install 'enginebay[flashinfer]'"
+
+
+def test_the_extra_asks_for_what_the_record_needs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["flashinfer"] == list(RECORD.requires_dist)
+
+
+def test_a_later_library_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "0.10.0")
+    assert RECORD.supports(requirements()).ok
 
 
 def test_a_hopper_run_in_bfloat16_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
