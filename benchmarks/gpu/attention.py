@@ -1,6 +1,6 @@
 """Attention backends on a GPU: right first, then fast; every row is printed and written as it is known.
 
-    python benchmarks/gpu/attention.py [--only checks|pairs|speed|sweep] [--backends triton flashinfer] [--out DIR]
+    python benchmarks/gpu/attention.py [--only checks|shared_caches|speed|sweep] [--backends triton flashinfer] [--out DIR]
     python benchmarks/gpu/attention.py --tune triton-decode
 
 It (1) runs a pairwise choice of features of each backend against float32, (2) lets every two backends share one cache, and

@@ -3,7 +3,7 @@
     python benchmarks/gpu/fused.py [--only silu] [--out DIR]
 
 Times are inside CUDA graphs, the two ways taking turns; at one token also launched eagerly, where the host's part counts.
-``--dry`` runs small sizes on a CPU: set ``TRITON_INTERPRET=1``.
+``--dry`` runs small sizes on a CPU, where the fused operations take torch's way, to prove the script.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 python3 benchmarks/gpu/memcheck.py
 
 Without torch's caching every tensor is an allocation of its own, so that reading past one is seen. Results are compared with
-the answers too. ``--dry`` runs on a CPU under the interpreter, which sees no such thing.
+the answers too. ``--dry`` proves the script on a CPU: attention under the interpreter, the rest in torch's way.
 """
 
 from __future__ import annotations
