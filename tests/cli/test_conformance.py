@@ -95,9 +95,19 @@ def test_what_cannot_be_run_is_refused(arguments: list[str], message: str) -> No
 
 
 def test_an_unknown_plugin_is_an_error_that_lists_what_there_is(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("attention:torhc").exit_code not in (0, 1)
-    text = capfd.readouterr()
-    assert "no installed plugin of the kind attention is named 'torhc'. Did you mean 'torch'?" in text.out + text.err
+    result = run("attention:torhc", "--report", "md")
+    assert result.exit_code == 1
+    assert "no installed plugin of the kind attention is named 'torhc'. Did you mean 'torch'?" in result.stderr
+    assert capfd.readouterr() == ("", ""), "pytest is not started, and no report is announced"
+
+
+def test_a_plugin_that_cannot_be_imported_is_an_error_of_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("raise RuntimeError('no such kernel')\n")
+    result = run("attention:broken", "--local", str(file))
+    assert result.exit_code == 1
+    assert "no such kernel" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_without_pytest_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

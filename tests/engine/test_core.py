@@ -65,7 +65,7 @@ class FakeExecutor(Executor):
     def initialize_kv_cache(self, num_blocks: int) -> None:
         pytest.fail("the core does not know the cache")
 
-    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+    def collective_rpc(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
         return []
 
     def check_health(self) -> None:

@@ -69,6 +69,15 @@ def test_the_refusal_names_the_layer_and_the_axis() -> None:
     assert padded.checkpoint_shape(info, info.parts[0]) == (8, 2)
 
 
+@given(world=worlds, groups=st.integers(1, 5))
+def test_an_axis_that_is_not_split_is_whole_on_every_rank(world: int, groups: int) -> None:
+    """C53: weights of a rank's inputs may belong to any group."""
+    spec = WeightSpec(axes=(Axis("out"), Axis("in", 8, split=False)), dtype=torch.float32)
+    for rank in range(world):
+        info = layer("a.down_proj", {"": Shard.whole(6)}, share(8 * groups * world, rank, world))
+        assert spec.shards(info, info.parts[0]) == (Shard.whole(6), Shard.whole(groups * world))
+
+
 @given(
     world=worlds,
     out_unit=units,

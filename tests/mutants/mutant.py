@@ -19,3 +19,5 @@ class Mutant:
     record: Record
     #: the device that it takes to see it
     device: str = "cpu"
+    #: whether this machine can show the fault
+    shown_here: bool = True

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 from enginebay.errors import PluginError
-from enginebay.plugins.records import AttentionRecord, ExecutorRecord, QuantRecord, SchedulerRecord, importable
+from enginebay.plugins.records import (
+    AttentionRecord,
+    ExecutorRecord,
+    ModelRecord,
+    QuantRecord,
+    SchedulerRecord,
+    importable,
+)
 from enginebay.plugins.requirements import AttentionSpec, Hardware, Reason, Requirements, Support
 
 
@@ -162,6 +169,12 @@ def test_executor_refuses_more_ranks_than_it_has(requirements: Requirements) -> 
     assert codes(record.supports(requirements)) == []
     assert codes(record.supports(replace(requirements, tensor_parallel=2))) == ["world_size"]
     assert codes(record.supports(replace(requirements, pipeline_parallel=2))) == ["world_size"]
+
+
+def test_model_refuses_more_ranks_than_it_declares(requirements: Requirements) -> None:
+    record = ModelRecord(name="LlamaForCausalLM", summary="s", factory=print, api_version=0, max_tensor_parallel=2)
+    assert codes(record.supports(replace(requirements, tensor_parallel=2))) == []
+    assert codes(record.supports(replace(requirements, tensor_parallel=3))) == ["tensor_parallel"]
 
 
 def test_quant_refuses_other_methods_and_dtypes(requirements: Requirements) -> None:

@@ -17,8 +17,11 @@ from enginebay.conformance.suite_names import SUITES
 
 if TYPE_CHECKING:
     from enginebay.conformance.attention.laws import AttentionConformance
+    from enginebay.conformance.executor.laws import ExecutorConformance
+    from enginebay.conformance.model.laws import ModelConformance
+    from enginebay.conformance.quant.laws import QuantConformance
 
-__all__ = ["AttentionConformance"]
+__all__ = ["AttentionConformance", "ExecutorConformance", "ModelConformance", "QuantConformance"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,8 @@ from typing import Literal
 
 from enginebay.conformance.suite_names import SUITE_OF_KIND
 from enginebay.errors import EngineBayError
+from enginebay.plugins.catalogue import Catalogue
+from enginebay.plugins.loader import PluginLoader
 
 ReportKind = Literal["junit", "json", "md"]
 REPORTS: tuple[ReportKind, ...] = ("junit", "json", "md")
@@ -68,6 +70,7 @@ def run(
         raise EngineBayError(
             f"there is no conformance suite of the kind {kind!r}; there are {', '.join(SUITE_OF_KIND)}"
         )
+    require_plugin(kind, name, local)
     out = out.resolve()
     stem = out / f"conformance-{kind}-{name}"
     with tempfile.TemporaryDirectory(prefix="enginebay-conformance-") as folder:
@@ -121,6 +124,14 @@ def require_pytest() -> None:
         raise EngineBayError(
             f"the conformance suite needs {' and '.join(missing)}: pip install 'enginebay[conformance]'"
         )
+
+
+def require_plugin(kind: str, name: str, local: str) -> None:
+    """Raise what loading the plugin raises: one message that says it, before pytest shows it as a failure of collection."""
+    loader = PluginLoader(Catalogue.discover())
+    if local:
+        loader.add_local(local)
+    loader.load(kind, name)
 
 
 def _is_registered() -> bool:

@@ -5,8 +5,14 @@ from __future__ import annotations
 #: class -> the module that holds it
 SUITES = {
     "AttentionConformance": "enginebay.conformance.attention.laws",
+    "ExecutorConformance": "enginebay.conformance.executor.laws",
+    "ModelConformance": "enginebay.conformance.model.laws",
+    "QuantConformance": "enginebay.conformance.quant.laws",
 }
 #: kind -> class
 SUITE_OF_KIND = {
     "attention": "AttentionConformance",
+    "executor": "ExecutorConformance",
+    "model": "ModelConformance",
+    "quant": "QuantConformance",
 }

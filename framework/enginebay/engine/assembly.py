@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _start_executor(explanation: Explanation, vocab_limit: int) -> Executor:
     executor = make(
         explanation.executor,
         ExecutorContext(
-            make_worker=lambda rank: DeviceWorker(spec, rank),
+            make_worker=partial(DeviceWorker, spec),
             world_size=config.parallel.world_size,
             device=explanation.resolved.device,
             max_concurrent_batches=explanation.max_concurrent_batches,

@@ -124,7 +124,7 @@ class InputProcessor:
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= self._eos_token_ids
-        self._checks.check(params, stops, max_tokens)
+        params = self._checks.check(params, stops, max_tokens)
         salt = processed.cache_salt
         request = Request(
             request_id=str(self._num_requests),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -47,8 +49,13 @@ class RequestChecks:
         self._has_tokenizer = has_tokenizer
         self._processors = processors
 
-    def check(self, params: SamplingParams, stop_token_ids: frozenset[int], max_output_tokens: int) -> None:
+    def check(
+        self, params: SamplingParams, stop_token_ids: frozenset[int], max_output_tokens: int
+    ) -> SamplingParams:
         """Raise `RequestError` if the engine cannot do what `params` ask of it.
+
+        Returns `params`, in which each logits processor is told what its model made of the request's words: of the
+        declared types, defaults included.
 
         Parameters
         ----------
@@ -73,8 +80,9 @@ class RequestChecks:
         self._check_min_tokens(params, stop_token_ids, max_output_tokens)
         for text in params.stop:
             check_unicode("a stop string", text)
-        for name, values in params.extra_args.items():
-            self._check_processor(name, values)
+        if not params.extra_args:
+            return params
+        return replace(params, extra_args={name: self._told(name, said) for name, said in params.extra_args.items()})
 
     def bad_words(self, words: Iterable[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
         """Token sequences that write `words`, at the beginning of a text and behind a space.
@@ -113,7 +121,7 @@ class RequestChecks:
                 "those: allow others too, or leave min_tokens at 0"
             )
 
-    def _check_processor(self, name: str, values: Mapping[str, object]) -> None:
+    def _told(self, name: str, values: Mapping[str, object]) -> dict[str, Any]:
         record = self._processors.get(name)
         if record is None:
             running = sorted(self._processors)
@@ -122,7 +130,8 @@ class RequestChecks:
             raise RequestError(f"extra_args.{name}: no such logits processor runs; {hint}")
         options = record.request_options
         try:
-            options.model_validate(dict(values))
+            # by alias, so that a processor may make the model anew of it
+            return options.model_validate(dict(values)).model_dump(by_alias=True)
         except ValidationError as error:
             problems = describe(options, values, error, lambda path: dotted(("extra_args", name, *path)))
             raise RequestError("; ".join(problems)) from error

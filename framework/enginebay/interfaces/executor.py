@@ -2,6 +2,10 @@
 
 An executor knows processes and devices; it does not know models, caches or requests. It makes workers through
 `ExecutorContext.make_worker`, passes every call to all of them, and returns the driver's answer.
+
+What a worker raises reaches the caller with its type and message, and with a note that names the rank (``rank 0``); where the
+worker lives in another process, a note holds its traceback too. An exception that cannot be sent from there arrives as an
+`ExecutorError` that quotes it. A step that fails ends its own futures and nothing else.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ class Worker(Protocol):
 class ExecutorContext:
     """What an executor's factory is given."""
 
-    #: builds the worker of a rank; called in the process that the worker lives in
+    #: builds the worker of a rank; called in the process that the worker lives in, so it can be pickled
     make_worker: Callable[[int], Worker]
     world_size: int
     #: device type
@@ -110,11 +114,11 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Make the workers and load the model. Raises what a worker raised."""
+        """Make the workers and load the model. Raises what a worker raised; then `shutdown` still has to be called."""
 
     @abstractmethod
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The cache spec that all workers agree on."""
+        """The cache spec that all workers agree on. Raises `ExecutorError` where they do not."""
 
     @abstractmethod
     def available_kv_memory(self) -> int:
@@ -133,16 +137,34 @@ class Executor(ABC):
         """Sample the step started last; the future completes when its ids are on the host."""
 
     @abstractmethod
-    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
-        """Call a worker method by name on every rank, between steps, and return all answers by rank."""
+    def collective_rpc(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """Call a worker method by name on every rank, after the steps in flight, and return all answers by rank.
+
+        Parameters
+        ----------
+        method
+            A public method of the worker.
+        args
+            Its arguments.
+        timeout_s
+            Most seconds to wait for the answers; the workers finish the call regardless. None: as long as it takes.
+
+        Raises
+        ------
+        ExecutorError
+            There is no such method; or not every rank answered in time; or this executor cannot bound a call.
+        """
 
     @abstractmethod
     def check_health(self) -> None:
         """Raise `ExecutorError` if a worker is gone."""
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:  # noqa: B027 - optional
-        """Have `callback` told once when a worker dies on its own."""
+        """Have `callback` told once, of an `ExecutorError`, when a worker's process dies on its own; from any thread."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End the workers; may be called twice."""
+        """End the workers; may be called twice, also after a failed start. Futures given out are done when it returns.
+
+        Nothing is left of it: no thread, process, open file or socket, and no shared memory.
+        """

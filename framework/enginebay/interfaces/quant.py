@@ -124,6 +124,8 @@ class Axis:
 
     name: AxisName
     unit: int = 1
+    #: False: every rank keeps the axis whole, such as the scales of groups that weights belong to in any order (C53)
+    split: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,9 @@ class WeightSpec:
         """
         out = []
         for axis in self.axes:
+            held = layer.shard(axis.name, part)
             try:
-                out.append(layer.shard(axis.name, part).stored(axis.unit, self.uneven))
+                out.append((held if axis.split else Shard.whole(held.total)).stored(axis.unit, self.uneven))
             except ValueError as error:
                 raise ModelError(
                     f"{layer.name}: this rank's share of the {axis.name} axis cuts a quantization unit: {error}; "

@@ -23,14 +23,13 @@ __all__ = ["DecoderLM", "DecoderOptions", "layer_windows"]
 class DecoderLM(CausalLM):
     """Embedding, decoder layers, final norm and head, under the names that Llama's checkpoints use."""
 
-    replayable = True
-
     def __init__(self, config: Any, build: Build, options: DecoderOptions) -> None:
         super().__init__(config, build)
         if options.windows and len(options.windows) != config.num_hidden_layers:
             raise ModelError(f"{len(options.windows)} layer types for {config.num_hidden_layers} layers")
         self._embedding_scale = options.embedding_scale
         self._logit_cap = options.logit_cap
+        self.replayable = options.logit_cap is None  # a cap is torch operators behind the head
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embed_tokens = build.embedding("model.embed_tokens", vocab, hidden)
         self.layers.extend(

@@ -7,7 +7,7 @@ written once, and a false claim fails the suite. A record's factory is a functio
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
@@ -278,6 +278,9 @@ class QuantRecord(Record):
     #: values of ``quantization_config.quant_method`` (or ``"gguf"``) that this plugin loads
     checkpoint_methods: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    #: gives `enginebay.interfaces.quant_sample.QuantSample`s over all that the plugin reads: what the conformance suite makes
+    #: its checkpoints of. The heavy import belongs inside.
+    samples: Callable[[], Iterable[Any]] | None = None
 
     def _capability_reasons(self, req: Requirements) -> list[Reason]:
         out = []
@@ -302,11 +305,21 @@ class ModelRecord(Record):
 
     #: largest tensor-parallel size; None: any that divides its heads
     max_tensor_parallel: int | None = None
+    #: gives a Hugging Face configuration of a tiny model (100 tokens or more, 64 positions or more) for the conformance suite:
+    #: for architectures that the suite's own sizes do not make small, or that transformers does not have under this name.
+    #: The heavy import belongs inside.
+    tiny_config: Callable[[], Any] | None = None
 
     def _capability_reasons(self, req: Requirements) -> list[Reason]:
+        out = []
         if req.architecture != self.name:
-            return [Reason(code="architecture", wanted=req.architecture, allowed=self.name)]
-        return []
+            out.append(Reason(code="architecture", wanted=req.architecture, allowed=self.name))
+        most = self.max_tensor_parallel
+        if most is not None and req.tensor_parallel > most:
+            hint = f"set parallel.tensor to at most {most}"
+            wanted = f"tensor {req.tensor_parallel}"
+            out.append(Reason(code="tensor_parallel", wanted=wanted, allowed=f"at most {most}", hint=hint))
+        return out
 
 
 #: ``logits``: before temperature, where greedy rows see it too; ``scaled``: after temperature, on sampled rows only
@@ -328,7 +341,8 @@ class LogitsProcessorRecord(Record):
     stage: SamplerStage = "logits"
     #: whether the likeliest token stays the likeliest; then greedy rows skip the processor
     argmax_invariant: bool = False
-    #: pydantic model of what a request may say to it, in ``SamplingParams.extra_args[name]``
+    #: pydantic model of what a request may say to it, in ``SamplingParams.extra_args[name]``; the processor is told what the
+    #: model made of it, defaults included. ``Field(examples=[...])`` are what the conformance suite says
     request_options: type[BaseModel] = NoOptions
 
     def __post_init__(self) -> None:

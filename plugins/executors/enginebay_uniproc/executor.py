@@ -28,7 +28,7 @@ class UniprocExecutor(Executor):
 
     def start(self) -> None:
         """Make the worker and load the model."""
-        self._worker = self.context.make_worker(0)
+        self._worker = _run(self.context.make_worker, 0)
         self._call(self._worker.start)
 
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -50,16 +50,31 @@ class UniprocExecutor(Executor):
     def sample(self) -> Future[ModelOutput]:
         """Sample the step started last."""
         worker = self._require()
-        if self._thread is None:
-            return worker.sample()
-        return self._thread.submit(lambda: worker.sample().result())
+        if self._thread is not None:
+            return self._thread.submit(_run, lambda: worker.sample().result())
+        try:
+            return _run(worker.sample)
+        except Exception as error:
+            failed: Future[ModelOutput] = Future()
+            failed.set_exception(error)
+            return failed
 
-    def collective_rpc(self, method: str, *args: Any) -> list[Any]:
-        """Call the worker's `method` after the steps in flight."""
+    def collective_rpc(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """Call the worker's `method` after the steps in flight; no bound can be kept in the caller's thread."""
         function = getattr(self._require(), method, None)
         if method.startswith("_") or not callable(function):
             raise ExecutorError(f"the worker has no method {method!r}")
-        return [self._call(function, *args)]
+        if timeout_s is not None and self._thread is None:
+            raise ExecutorError(
+                f"rank 0 runs in the caller's thread, so {method} cannot be bounded; leave timeout_s out"
+            )
+        answer = self._submit(function, *args)
+        try:
+            return [answer.result(timeout_s)]
+        except TimeoutError:
+            if answer.done():  # the worker's own
+                raise
+            raise ExecutorError(f"rank 0: {method} has not answered within {timeout_s} s; it goes on") from None
 
     def check_health(self) -> None:
         """A worker in this process is gone only after `shutdown`."""
@@ -80,13 +95,22 @@ class UniprocExecutor(Executor):
 
     def _submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         if self._thread is not None:
-            return self._thread.submit(function, *args)
+            return self._thread.submit(_run, function, *args)
         future: Future[T] = Future()
         try:
-            future.set_result(function(*args))
+            future.set_result(_run(function, *args))
         except Exception as error:
             future.set_exception(error)
         return future
 
     def _call(self, function: Callable[..., T], *args: Any) -> T:
         return self._submit(function, *args).result()
+
+
+def _run(function: Callable[..., T], *args: Any) -> T:
+    """Call the worker's; what it raises says whose it is."""
+    try:
+        return function(*args)
+    except Exception as error:
+        error.add_note("raised by the worker of rank 0")
+        raise

@@ -10,6 +10,7 @@ from enginebay.plugins.records import QuantRecord
 
 if TYPE_CHECKING:
     from enginebay.interfaces.quant import QuantContext, Quantizer
+    from enginebay.interfaces.quant_sample import QuantSample
 
 
 def make(context: QuantContext) -> Quantizer:
@@ -17,6 +18,13 @@ def make(context: QuantContext) -> Quantizer:
     from enginebay_gguf.quantizer import GGUFQuantizer
 
     return GGUFQuantizer.from_checkpoint(context)
+
+
+def make_samples() -> Iterable[QuantSample]:
+    """Checkpoints for the conformance suite."""
+    from enginebay_gguf.samples import samples
+
+    return samples()
 
 
 @hookimpl
@@ -31,5 +39,6 @@ def enginebay_quantizers() -> Iterable[QuantRecord]:
             requires=("gguf",),
             install="gguf",
             checkpoint_methods=("gguf",),
+            samples=make_samples,
         )
     ]

@@ -27,11 +27,16 @@ class GGUFQuantizer(Quantizer):
         Raises
         ------
         ModelError
-            The checkpoint has settings of some other method.
+            The checkpoint has settings, or they are of some other method.
         """
         method = context.quantization_config.get("quant_method", "gguf")
         if method != "gguf":
             raise ModelError(f"the checkpoint's quant_method is {method!r}, not 'gguf'; leave quant at auto")
+        if unknown := sorted(context.quantization_config.keys() - {"quant_method"}):
+            raise ModelError(
+                f"quantization_config has {', '.join(unknown)}, but a GGUF file's tensors say themselves how they are encoded; "
+                "remove the settings"
+            )
         return cls()
 
     def decode(self, raw: RawTensor, dtype: torch.dtype) -> Tensor:

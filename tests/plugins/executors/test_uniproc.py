@@ -206,6 +206,37 @@ def test_rpc_of_a_private_or_unknown_method_is_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 2])
+def test_what_a_worker_raises_bears_its_rank_in_whichever_call(batches: int) -> None:
+    executor, (worker,) = make(batches=batches)
+    worker.sample = lambda: 1 // 0  # type: ignore[method-assign, assignment, return-value]
+    executor.execute_model(step(0)).result(30)
+    sampled = executor.sample()
+    with pytest.raises(ZeroDivisionError) as raised:
+        sampled.result(30)
+    assert "raised by the worker of rank 0" in raised.value.__notes__
+    executor.shutdown()
+
+
+def test_an_rpc_is_bounded_where_the_worker_has_a_thread() -> None:
+    executor, (worker,) = make()
+    worker.gate.clear()
+    executor.execute_model(step(0))
+    with pytest.raises(ExecutorError, match=r"add has not answered within 0\.05 s"):
+        executor.collective_rpc("add", 1, 2, timeout_s=0.05)
+    worker.gate.set()
+    assert executor.collective_rpc("add", 1, 2, timeout_s=30) == [3]
+    executor.shutdown()
+
+
+def test_an_rpc_in_the_callers_thread_refuses_a_bound() -> None:
+    executor, (worker,) = make(batches=1)
+    with pytest.raises(ExecutorError, match="leave timeout_s out"):
+        executor.collective_rpc("add", 1, 2, timeout_s=30)
+    assert worker.calls == [("start", None)]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("batches", [1, 2])
 def test_shutdown_twice_ends_the_worker_once(batches: int) -> None:
     executor, (worker,) = make(batches=batches)
     executor.shutdown()

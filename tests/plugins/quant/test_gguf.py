@@ -10,7 +10,7 @@ import torch
 from enginebay.errors import ModelError, WeightsError
 from enginebay.interfaces.quant import QuantContext, Quantizer
 from enginebay.loading.source import RawTensor
-from enginebay_gguf import enginebay_quantizers, quantizer
+from enginebay_gguf import block_formats, enginebay_quantizers, quantizer, samples
 
 
 def make(**config: str) -> Quantizer:
@@ -84,6 +84,23 @@ def test_a_type_that_gguf_cannot_decode_is_refused() -> None:
 def test_settings_of_another_method_are_refused() -> None:
     with pytest.raises(ModelError, match="quant_method is 'gptq'"):
         make(quant_method="gptq")
+
+
+def test_settings_beside_the_method_are_refused() -> None:
+    with pytest.raises(ModelError, match="quantization_config has bits, group_size"):
+        make(quant_method="gguf", group_size="32", bits="4")
+
+
+@pytest.mark.parametrize("kind", block_formats.MEANINGS)
+def test_samples_mean_what_gguf_decodes(kind: str) -> None:
+    """The samples' own decoding is checked against the package's, so that neither can be wrong alone."""
+    (sample,) = (sample for sample in samples.samples() if sample.name == kind)
+    weights = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
+    rows = sample.encode(weights)["weight"]
+    want = torch.from_numpy(gguf.dequantize(rows.numpy(), Q[kind]))
+    torch.testing.assert_close(sample.dequantize({"weight": rows}), want, rtol=1e-6, atol=1e-6)
+    bits = int(kind[1])
+    assert (want - weights).norm() / weights.norm() < 2.0 ** (1 - bits) * 1.1
 
 
 def test_the_record() -> None:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from enginebay.kernels.cpu.library import library
 
 #: torch operators that only name or reserve memory
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     f"aten::{name}"
     for name in (
         "view", "_unsafe_view", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze", "as_strided", "expand",
@@ -96,7 +96,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if name not in _HARMLESS:
+        if name not in HARMLESS:
             self._recording.foreign.add(name)
         elif "empty" in name:
             self._recording.keep(out)

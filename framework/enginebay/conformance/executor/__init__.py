@@ -1,0 +1,1 @@
+"""Laws of the executor bay, and the worker that stands in for the real one."""

@@ -1,0 +1,1 @@
+"""Laws of the quant bay, and the checkpoints that they are tried on."""
