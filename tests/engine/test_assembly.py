@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from enginebay.config import load_config
+from enginebay.engine import explanation
 from enginebay.engine.assembly import build_engine
 from enginebay.engine.explanation import Explanation, attention_backends, explain
 from enginebay.errors import ConfigError, MemoryBudgetError
+from enginebay.plugins.requirements import Hardware
+from enginebay.plugins.selection import switched_off
 from enginebay.worker.memory import KVBudget
 from enginebay.worker.worker import DeviceWorker
 
@@ -56,6 +59,47 @@ def test_a_step_holds_the_longest_prompt_where_chunking_is_off(tmp_path: Path) -
 def test_async_scheduling_off_is_one_step_in_flight(tmp_path: Path) -> None:
     assert explained(tmp_path).max_concurrent_batches == 2
     assert explained(tmp_path, scheduler={"async_scheduling": False}).max_concurrent_batches == 1
+
+
+def test_a_scheduler_without_it_switches_async_scheduling_off(tmp_path: Path) -> None:
+    """C14: and the report says so."""
+    file = tmp_path / "one_step.py"
+    file.write_text(
+        "from enginebay import hookimpl\n"
+        "from enginebay.plugins.records import SchedulerRecord\n"
+        "@hookimpl\n"
+        "def enginebay_schedulers():\n"
+        "    return [SchedulerRecord(name='one_step', summary='.', factory=print, api_version=0, async_scheduling=False)]\n"
+    )
+    made = explained(tmp_path, plugins=[str(file)], scheduler={"policy": "one_step"})
+    assert [s.feature for s in switched_off(made.selections)] == ["asynchronous scheduling"]
+    assert made.max_concurrent_batches == 1
+
+
+H200 = Hardware(device="cuda", capability=(9, 0))
+
+
+def on(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanation, "detect", lambda device: hardware)
+
+
+def test_a_graph_of_more_rows_than_a_step_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(H200, monkeypatch)
+    tree: dict[str, Any] = {"attention": {"backend": "torch"}, "scheduler": {"max_num_seqs": 8}}
+    explained(tmp_path, graphs={"decode_sizes": [1, 8]}, **tree)
+    with pytest.raises(ConfigError, match=r"graphs\.decode_sizes .* 16 rows, but scheduler\.max_num_seqs is 8"):
+        explained(tmp_path, graphs={"decode_sizes": [1, 16]}, **tree)
+
+
+def test_an_fp8_cache_needs_a_gpu_that_has_such_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree: dict[str, Any] = {"attention": {"backend": "torch"}, "cache": {"dtype": "fp8"}}
+    on(H200, monkeypatch)
+    explained(tmp_path, **tree)
+    on(Hardware(device="cuda", capability=(8, 6)), monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"cache\.dtype .*sm_89 or later, and this one is sm_86; set cache\.dtype: auto"
+    ):
+        explained(tmp_path, **tree)
 
 
 def test_graphs_on_cpu_are_refused(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def check(checks: RequestChecks | None = None, room: int = 16, **params: Any) ->
     (checks or make_checks()).check(made, frozenset({EOS, *made.stop_token_ids}), room)
 
 
+def test_a_processor_is_told_what_its_model_makes_of_the_words() -> None:
+    said = SamplingParams(extra_args={"only_even": {"enabled": "no"}, "mute": {}}, seed=3)
+    told = make_checks().check(said, frozenset(), 16)
+    assert told.extra_args == {"only_even": {"enabled": False, "strength": 1.0}, "mute": {}}
+    assert said.extra_args["only_even"] == {"enabled": "no"}
+    assert told.seed == 3
+    plain = SamplingParams()
+    assert make_checks().check(plain, frozenset(), 16) is plain
+
+
 @pytest.mark.parametrize(
     "params",
     [

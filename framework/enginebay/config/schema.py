@@ -173,9 +173,9 @@ class CacheConfig(Section):
     """Tokens a block; "auto" takes one that every attention backend reads."""
     dtype: CacheDtype = "auto"
     """Dtype of cached keys and values; "auto" is the model's, "fp8" the 8-bit float e4m3."""
-    key_scale: Annotated[float, Field(gt=0)] = 1.0
+    key_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """What keys are divided by before they are rounded to fp8, so that they stay within ±448."""
-    value_scale: Annotated[float, Field(gt=0)] = 1.0
+    value_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """The same for values."""
     prefix_caching: bool = True
     """Reuse the cached keys and values of a common prefix."""

@@ -26,7 +26,7 @@ from enginebay.plugins.loader import PluginLoader
 from enginebay.plugins.records import LogitsProcessorRecord, Phase
 from enginebay.plugins.requirements import FP8, AttentionSpec, Hardware, Requirements
 from enginebay.plugins.resolver import resolve
-from enginebay.plugins.selection import AttentionPart, AttentionSelection, Selection, switched_off
+from enginebay.plugins.selection import ASYNC_SCHEDULING, AttentionPart, AttentionSelection, Selection, switched_off
 from enginebay.plugins.suggest import did_you_mean
 from enginebay.worker.model_loader import ModelParts, build_model
 from enginebay.worker.worker import ProcessorPart
@@ -61,7 +61,7 @@ class Explanation:
     @property
     def max_concurrent_batches(self) -> int:
         """Steps in flight: 1 where the user or a part switched asynchronous scheduling off."""
-        off = any(s.feature == "async_scheduling" for s in switched_off(self.selections))
+        off = any(s.feature == ASYNC_SCHEDULING for s in switched_off(self.selections))
         if off or not self.config.scheduler.async_scheduling:
             return 1
         return int(getattr(self.executor.chosen, "max_concurrent_batches", 1))
@@ -80,12 +80,9 @@ def explain(loaded: LoadedConfig) -> Explanation:
     quant_config = _quantization(hf_config, files, dummy=config.load_format == "dummy")
     # device and sizes
     hardware = detect(config.device)
-    if config.graphs.decode_sizes and hardware.device != "cuda":
-        raise ConfigError(
-            f"graphs.decode_sizes ({loaded.where('graphs.decode_sizes')}): CUDA graphs need device cuda, not "
-            f"{hardware.device}; set graphs.decode_sizes: []"
-        )
+    _check_graphs(loaded, hardware)
     _check_scales(loaded)
+    _check_fp8(loaded, hardware)
     sizes = _sizes(config, hf_config, hardware)
     requirements = _requirements(config, sizes, hardware, hf_config, quant_config)
     # model and quantizer, then the layers that they make
@@ -131,6 +128,33 @@ def _check_options(explanation: Explanation) -> None:
     ):
         assert part.chosen is not None
         validate_options(part.chosen.options, options, path, where)
+
+
+def _check_graphs(loaded: LoadedConfig, hardware: Hardware) -> None:
+    """Refuse graphs that cannot be captured, and such as hold more rows than a step has."""
+    sizes, seats = loaded.config.graphs.decode_sizes, loaded.config.scheduler.max_num_seqs
+    where = f"graphs.decode_sizes ({loaded.where('graphs.decode_sizes')})"
+    if sizes and hardware.device != "cuda":
+        raise ConfigError(f"{where}: CUDA graphs need device cuda, not {hardware.device}; set graphs.decode_sizes: []")
+    if sizes and max(sizes) > seats:
+        raise ConfigError(
+            f"{where}: a graph of {max(sizes)} rows, but scheduler.max_num_seqs is {seats}; leave out sizes above that"
+        )
+
+
+def _check_fp8(loaded: LoadedConfig, hardware: Hardware) -> None:
+    """Refuse an fp8 cache on GPUs whose compiler has no such numbers: the core's own kernel writes the cache."""
+    capability = hardware.capability
+    if (
+        loaded.config.cache.dtype == "fp8"
+        and hardware.device == "cuda"
+        and capability is not None
+        and capability < (8, 9)
+    ):
+        raise ConfigError(
+            f"cache.dtype ({loaded.where('cache.dtype')}): fp8 needs a GPU of sm_89 or later, and this one is "
+            f"sm_{capability[0]}{capability[1]}; set cache.dtype: auto"
+        )
 
 
 def _source(loaded: LoadedConfig, path: str) -> str:

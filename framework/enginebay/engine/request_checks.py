@@ -49,9 +49,7 @@ class RequestChecks:
         self._has_tokenizer = has_tokenizer
         self._processors = processors
 
-    def check(
-        self, params: SamplingParams, stop_token_ids: frozenset[int], max_output_tokens: int
-    ) -> SamplingParams:
+    def check(self, params: SamplingParams, stop_token_ids: frozenset[int], max_output_tokens: int) -> SamplingParams:
         """Raise `RequestError` if the engine cannot do what `params` ask of it.
 
         Returns `params`, in which each logits processor is told what its model made of the request's words: of the

@@ -44,7 +44,7 @@ def rope_and_cache(
     table
         ``[P, 2, rotated]`` as `rope.apply_rope_` takes it; None rotates nothing.
     cache
-        ``[blocks, 2, block, K, D]``, any strides.
+        ``[blocks, 2, block, K, D]``, any strides; on CUDA the fused kernel writes those whose heads are contiguous.
     slot_mapping
         int64 ``[T]``, -1 for a token that is not to be written (see `kv_write.reshape_and_cache`).
     q_norm, k_norm
@@ -52,7 +52,7 @@ def rope_and_cache(
     k_scale, v_scale
         What keys and values are divided by on their way into an fp8 cache.
     """
-    if states.stride(2) == 1 and triton.usable(states):
+    if states.stride(2) == cache.stride(4) == 1 and triton.usable(states):
         from enginebay.kernels.triton import rope_cache
 
         rope_cache.rope_and_cache(

@@ -13,7 +13,7 @@ from enginebay.plugins.loader import BrokenPlugin, LoadedPlugin, PluginLoader
 from enginebay.plugins.records import ExecutorRecord, Record, SchedulerRecord
 from enginebay.plugins.registration import explain
 from enginebay.plugins.requirements import Reason, Requirements
-from enginebay.plugins.selection import AUTO, Rejected, Selection, SwitchedOff
+from enginebay.plugins.selection import ASYNC_SCHEDULING, AUTO, Rejected, Selection, SwitchedOff
 
 #: further reasons against a candidate, beyond its own answer
 Against = Callable[[Record], list[Reason]]
@@ -172,10 +172,10 @@ def _switches(plugin: LoadedPlugin, requirements: Requirements) -> Iterable[Swit
         return
     if isinstance(record, SchedulerRecord) and not record.async_scheduling:
         why = "its record declares async_scheduling=False"
-        yield SwitchedOff("asynchronous scheduling", str(plugin.identity), why)
+        yield SwitchedOff(ASYNC_SCHEDULING, str(plugin.identity), why)
     if isinstance(record, ExecutorRecord) and record.max_concurrent_batches == 1:
         why = "its record declares max_concurrent_batches=1"
-        yield SwitchedOff("asynchronous scheduling", str(plugin.identity), why)
+        yield SwitchedOff(ASYNC_SCHEDULING, str(plugin.identity), why)
 
 
 def _rejected_broken(broken: BrokenPlugin) -> Rejected:

@@ -29,6 +29,10 @@ class Rejected:
     reasons: tuple[Reason, ...]
 
 
+#: the feature that a scheduler or an executor without it costs
+ASYNC_SCHEDULING = "asynchronous scheduling"
+
+
 @dataclass(frozen=True)
 class SwitchedOff:
     """A feature that a choice costs."""

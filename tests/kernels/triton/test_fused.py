@@ -140,6 +140,16 @@ def test_a_norm_of_queries_alone() -> None:
     check_rope_and_cache(inputs, q_norm=(random(16, dtype=torch.float32, seed=4), 1e-5))
 
 
+def test_a_cache_whose_heads_are_not_contiguous_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = attention_inputs(torch.float32, 16, 16, False, torch.float32)
+    theirs = {**inputs, "states": inputs["states"].clone(), "cache": inputs["cache"].clone()}
+    rope_cache_twin.rope_and_cache(**theirs)
+    monkeypatch.setattr(chosen, "usable", lambda *tensors: True)
+    inputs["cache"] = inputs["cache"].transpose(3, 4).contiguous().transpose(3, 4)
+    rope_cache_twin.rope_and_cache(**inputs)
+    close(inputs["cache"][1:], theirs["cache"][1:])
+
+
 @pytest.mark.gpu  # the interpreter rounds to fp8 in another way
 @dtypes
 @pytest.mark.parametrize("hnd", [False, True])
