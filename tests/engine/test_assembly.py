@@ -262,6 +262,16 @@ def test_options_of_several_backends_stand_under_their_names(tmp_path: Path, twi
         options({"twin": {"spilt": 2}})
 
 
-def test_options_of_one_backend_stand_by_themselves(tmp_path: Path, twin: str) -> None:
-    made = explained(tmp_path, plugins=[twin], attention={"backend": "twin", "options": {"split": 3}})
+@pytest.mark.parametrize("options", [{"split": 3}, {"twin": {"split": 3}}])
+def test_options_of_one_backend_stand_by_themselves_or_under_its_name(
+    tmp_path: Path, twin: str, options: dict[str, Any]
+) -> None:
+    made = explained(tmp_path, plugins=[twin], attention={"backend": "twin", "options": options})
     assert [chosen.model_dump() for _, chosen in attention_backends(made).values()] == [{"split": 3}, {"split": 3}]
+
+
+def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(
+        MemoryBudgetError, match=r"cache\.num_blocks .*: 10000000001 blocks of \d+ bytes are .*cpu has \d+"
+    ):
+        build_engine(loaded(tmp_path, cache={"num_blocks": 10**10}))

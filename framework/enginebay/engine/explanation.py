@@ -324,11 +324,18 @@ def _cache_spec(specs: list[AttentionSpec], attention: AttentionSelection) -> KV
 
 
 def attention_backends(explanation: Explanation) -> dict[AttentionPart, tuple[Any, BaseModel]]:
-    """Factory and options of each part's backend. Where several are used, options stand under their names."""
+    """Factory and options of each part's backend.
+
+    Where several are used, options stand under their names. A single one's may too, so that a file does not depend on how
+    many `auto` takes on a machine.
+    """
     attention, where = explanation.attention, explanation.loaded.where
     options, path = explanation.config.attention.options, "attention.options"
     records = attention.records
-    if len(records) == 1:
+    under_names = len(records) > 1 or (
+        set(options) == set(records) and all(isinstance(o, Mapping) for o in options.values())
+    )
+    if not under_names:
         checked = {name: validate_options(record.options, options, path, where) for name, record in records.items()}
     else:
         for name in options:

@@ -61,14 +61,23 @@ def _too_long(explanation: Explanation, kv: KVCacheCoordinator) -> str:
 def pool_blocks(explanation: Explanation, executor: Executor) -> tuple[int, dict[str, str]]:
     """Blocks of the pool, the null block included, and why there are so many where nobody wrote it."""
     config, resolved, cache = explanation.config, explanation.resolved, executor.kv_cache_spec()
+    block_bytes = cache.block_bytes(torch_dtype(resolved.kv_dtype).itemsize)
     if config.cache.num_blocks != "auto":
-        return config.cache.num_blocks + 1, {}
+        num_blocks, memory = config.cache.num_blocks + 1, explanation.hardware.memory_bytes
+        # said here: the pool's books are in host memory, and made before the cache
+        if memory and num_blocks * block_bytes > memory:
+            raise MemoryBudgetError(
+                f"cache.num_blocks ({explanation.loaded.where('cache.num_blocks')}): {num_blocks} blocks of {block_bytes} "
+                f"bytes are {num_blocks * block_bytes}, and {resolved.device} has {memory}; at most "
+                f"{memory // block_bytes - 1} fit beside nothing else, and auto finds how many do"
+            )
+        return num_blocks, {}
     per_request = -(-resolved.max_model_len // resolved.block_size) * len(cache.groups)
     wanted = per_request * config.scheduler.max_num_seqs
     available = executor.available_kv_memory()
     num_blocks = num_kv_blocks(
         available,
-        cache.block_bytes(torch_dtype(resolved.kv_dtype).itemsize),
+        block_bytes,
         resolved.max_model_len,
         resolved.block_size,
         wanted=wanted,
