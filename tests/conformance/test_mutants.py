@@ -70,7 +70,7 @@ def test_every_mutant_dies_of_its_law(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind == "attention"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in ("attention", "sampler")])
 def test_every_mutant_on_a_gpu_dies_of_its_law(kind: str, tmp_path: Path) -> None:
     check_kills(kind, "cuda", tmp_path)
 

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from enginebay.conformance.executor.laws import ExecutorConformance
     from enginebay.conformance.model.laws import ModelConformance
     from enginebay.conformance.quant.laws import QuantConformance
+    from enginebay.conformance.sampler.laws import LogitsProcessorConformance
 
-__all__ = ["AttentionConformance", "ExecutorConformance", "ModelConformance", "QuantConformance"]
+__all__ = [
+    "AttentionConformance",
+    "ExecutorConformance",
+    "LogitsProcessorConformance",
+    "ModelConformance",
+    "QuantConformance",
+]
 
 
 def __getattr__(name: str) -> Any:

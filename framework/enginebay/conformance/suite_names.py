@@ -8,6 +8,7 @@ SUITES = {
     "ExecutorConformance": "enginebay.conformance.executor.laws",
     "ModelConformance": "enginebay.conformance.model.laws",
     "QuantConformance": "enginebay.conformance.quant.laws",
+    "LogitsProcessorConformance": "enginebay.conformance.sampler.laws",
 }
 #: kind -> class
 SUITE_OF_KIND = {
@@ -15,4 +16,5 @@ SUITE_OF_KIND = {
     "executor": "ExecutorConformance",
     "model": "ModelConformance",
     "quant": "QuantConformance",
+    "sampler": "LogitsProcessorConformance",
 }

@@ -155,8 +155,11 @@ class AttentionRecord(Record):
     #: overrides `priority` for single phases, e.g. ``{"prefill": 30}``
     phase_priority: Mapping[Phase, int] = field(default_factory=dict, hash=False)
 
+    #: what the backend serves: decode rows, extend and prefill rows, or both
     phases: tuple[Phase, ...] = ("decode", "prefill")
+    #: compute dtypes, e.g. ``("float32", "bfloat16")``
     dtypes: tuple[str, ...]
+    #: dtypes of the cache, likewise; ``"float8_e4m3fn"`` is fp8
     kv_dtypes: tuple[str, ...]
     #: supported head sizes; None: any
     head_dims: tuple[int, ...] | None = None
@@ -164,11 +167,15 @@ class AttentionRecord(Record):
     layouts: tuple[KVLayout, ...] = (NHD,)
     #: the kernel's block: a cache block must be a multiple of one of these
     kernel_blocks: tuple[int, ...] = (16,)
+    #: whether it honours `AttentionSpec.window`
     window: bool = False
+    #: whether it honours `AttentionSpec.soft_cap`
     soft_cap: bool = False
+    #: whether it honours `AttentionLayer.sinks`
     sinks: bool = False
     #: what of the sequence lengths `plan` reads on the host
     host_lens: HostLens = "none"
+    #: the steps that may be captured in a CUDA graph
     graph_support: GraphSupport = "never"
     #: least CUDA compute capability; None: any
     min_capability: tuple[int, int] | None = None
@@ -277,6 +284,7 @@ class QuantRecord(Record):
 
     #: values of ``quantization_config.quant_method`` (or ``"gguf"``) that this plugin loads
     checkpoint_methods: tuple[str, ...] = ()
+    #: compute dtypes
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     #: gives `enginebay.interfaces.quant_sample.QuantSample`s over all that the plugin reads: what the conformance suite makes
     #: its checkpoints of. The heavy import belongs inside.
@@ -338,6 +346,7 @@ class LogitsProcessorRecord(Record):
 
     kind: ClassVar[Kind] = "sampler"
 
+    #: when it runs: before temperature, or after
     stage: SamplerStage = "logits"
     #: whether the likeliest token stays the likeliest; then greedy rows skip the processor
     argmax_invariant: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -190,9 +191,9 @@ class FakeWorker:
 
     # --- called by name
 
-    def whereabouts(self) -> tuple[int, int]:
-        """Rank and process."""
-        return self.rank, os.getpid()
+    def whereabouts(self) -> tuple[int, int, str]:
+        """Rank, process, and where that number means this process."""
+        return self.rank, os.getpid(), place()
 
     def echo(self, *args: Any) -> tuple[int, tuple[Any, ...]]:
         """Rank, and what it was given."""
@@ -222,6 +223,14 @@ class FakeWorker:
         for fault in self.script.faults:
             if (fault.call, fault.rank, fault.step) == (call, self.rank, step):
                 _fails_inside_the_worker(fault)
+
+
+def place() -> str:
+    """Where process numbers are this process's: the machine, and the namespace where the system has such."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
 
 
 def installed_plugins() -> list[tuple[str, str, str, str]]:

@@ -1,0 +1,1 @@
+"""Laws of the sampler bay, and the rows that a logits processor is tried on."""
