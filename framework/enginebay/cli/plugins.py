@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -96,6 +97,31 @@ def matrix(distribution: str | None) -> None:
     shown = [plugin.record for plugin in found if distribution in (None, plugin.identity.distribution)]
     command = "enginebay plugins matrix" + (f" --distribution {distribution}" if distribution else "")
     click.echo(support_matrix([r for r in shown if isinstance(r, AttentionRecord)], command), nl=False)
+
+
+@plugins.command()
+@click.argument("kind", required=False)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write KIND.md, of every kind or one, to DIR."
+)
+def reference(kind: str | None, out: Path | None) -> None:
+    """Print what a plugin of KIND implements and what the conformance suite demands of it, as Markdown."""
+    from enginebay.conformance.runner import require_pytest
+    from enginebay.plugins.records import KINDS
+    from enginebay.reference.page import reference_page
+
+    if kind is None and out is None:
+        raise click.UsageError(f"name a kind, of {', '.join(KINDS)}; or --out DIR for the pages of all")
+    chosen = [known for known in KINDS if kind in (None, known)]
+    if not chosen:
+        raise PluginError(f"{kind!r} is not a kind; kinds: {', '.join(KINDS)}.{did_you_mean(str(kind), KINDS)}")
+    require_pytest()  # the laws are test methods
+    if out is None:
+        click.echo(reference_page(chosen[0]), nl=False)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for known in chosen:
+        (out / f"{known}.md").write_text(reference_page(known), encoding="utf-8")
 
 
 @plugins.command()
