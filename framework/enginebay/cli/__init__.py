@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("enginebay.cli.bench:bench", "Measure throughput, latency and start of an engine, ours or a peer's."),
     "models": ("enginebay.cli.models:models", "List, fetch and show packaged models."),
     "plugins": ("enginebay.cli.plugins:plugins", "List, show and check plugins."),
+    "new": ("enginebay.cli.new:new", "Write the package of a plugin of your own."),
     "conformance": ("enginebay.cli.conformance:conformance", "Try a plugin against its kind's contract."),
     "config": ("enginebay.cli.config:config", "Show the effective configuration, or its JSON schema."),
 }
