@@ -128,7 +128,7 @@ EDITS = {
     "attention": ("backend.py", "return keys > queries[:, None]", "return keys >= queries[:, None].clamp(min=1)"),
     "scheduler": ("policy.py", "return max(running, key=self.admission_key)", "return None  # type: ignore"),
 }
-CAUGHT = {"attention": "output_equals_float32", "scheduler": ""}
+CAUGHT = {"attention": "output_equals_float32", "scheduler": "victims_are_pure"}
 
 
 @pytest.mark.parametrize(

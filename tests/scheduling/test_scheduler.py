@@ -157,7 +157,7 @@ def test_steps_in_flight_are_bounded_and_take_placeholders(simulator: type[Simul
     sim = simulator(concurrent=3)
     sim.add(range(4), outputs=9)
     assert [sim.step() is not None for _ in range(4)] == [True, True, True, False]
-    assert [int(output.output_index[0]) for output, _, _ in sim.flying] == [0, 1, 2]
+    assert [int(step.output.output_index[0]) for step in sim.flying] == [0, 1, 2]
     assert sim.scheduler.stats().num_in_flight_steps == 3
     sim.run()
     sim.check_idle()

@@ -152,7 +152,7 @@ def test_pressure_ends_with_the_right_tokens_and_the_first_is_never_preempted(si
         sim.run()
         sim.check_idle()
         preemptions += sim.scheduler.stats().num_preemptions
-        policy = sim.context.policy
+        policy = sim.policy
         assert policy is not None
         if sim.received:
             first = min((got.request for got in sim.received.values()), key=policy.admission_key)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from enginebay.conformance.model.laws import ModelConformance
     from enginebay.conformance.quant.laws import QuantConformance
     from enginebay.conformance.sampler.laws import LogitsProcessorConformance
+    from enginebay.conformance.scheduler.laws import SchedulerConformance
 
 __all__ = [
     "AttentionConformance",
@@ -28,6 +29,7 @@ __all__ = [
     "LogitsProcessorConformance",
     "ModelConformance",
     "QuantConformance",
+    "SchedulerConformance",
 ]
 
 

@@ -9,6 +9,7 @@ SUITES = {
     "ModelConformance": "enginebay.conformance.model.laws",
     "QuantConformance": "enginebay.conformance.quant.laws",
     "LogitsProcessorConformance": "enginebay.conformance.sampler.laws",
+    "SchedulerConformance": "enginebay.conformance.scheduler.laws",
 }
 #: kind -> class
 SUITE_OF_KIND = {
@@ -17,4 +18,5 @@ SUITE_OF_KIND = {
     "model": "ModelConformance",
     "quant": "QuantConformance",
     "sampler": "LogitsProcessorConformance",
+    "scheduler": "SchedulerConformance",
 }

@@ -1,9 +1,10 @@
 """The scheduler bay: a `SchedulingPolicy` that steers the built-in mechanics, or a whole `Scheduler`.
 
 Host-side only: numpy arrays, no tensors, no torch. Request state is keyed by *slot*: a small integer that a request holds
-from admission until it ends or is preempted. A step has *rows*, ordered decode | extend | prefill: a decode row computes
-exactly one new token of a request whose prompt is done; an extend row continues a request with cached tokens by more than
-one; a prefill row starts at position 0.
+from the step that it enters with until it ends or is preempted. A step has *rows*, at most one a request, ordered
+decode | extend | prefill: a decode row computes exactly one token of a request whose tokens known at its entry are all
+computed; an extend row is a further chunk of one that entered before; the prefill rows are the first chunks of the requests
+that enter with this step, in the order of `SchedulerOutput.new_requests`, at position 0 or behind what the prefix cache holds.
 
 Shapes: ``R`` rows of a step, ``N`` new blocks of a step, ``K`` speculative tokens a row (0 so far).
 """
@@ -40,7 +41,12 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence to generate, as the scheduler sees it."""
+    """One sequence to generate, as the scheduler sees it.
+
+    The fields up to `cache_extras` are the engine's and do not change. `block_keys` is the cache's. The others are kept by the
+    scheduler, the built-in one or a plugin's: at any time between its calls they say what has happened. A policy reads them and
+    writes none.
+    """
 
     request_id: str
     #: prompt, int32 ``[P]``
@@ -62,16 +68,18 @@ class Request:
     cache_extras: tuple[tuple[str, str], ...] = ()
     #: SHA-256 keys of the known tokens' full blocks, as far as they were needed; the cache's own note
     block_keys: list[bytes] = field(default_factory=list)
-    #: tokens found in the prefix cache when the request was first seated
+    #: tokens found in the prefix cache when the request was first given a slot; later ones do not count
     num_cached_tokens: int = 0
-    #: ``time.monotonic()`` when it was first seated; None before
+    #: ``time.monotonic()`` when it was first given a slot; None before
     first_scheduled: float | None = None
     status: RequestStatus = RequestStatus.WAITING
-    #: the slot while running, else -1
+    #: the slot while running, else -1: a preempted request has none, though steps in flight may still name its former one
     slot: int = -1
-    #: tokens produced so far and known on the host
+    #: tokens of retired steps, in order; those in flight are not among them
     output_token_ids: list[int] = field(default_factory=list)
+    #: times that it was sent back from running to waiting
     num_preemptions: int = 0
+    #: why it ended; None before
     finish_reason: FinishReason | None = None
 
     @property
@@ -87,14 +95,15 @@ class Request:
 
 @dataclass(slots=True)
 class NewRequest:
-    """A request that enters (or, after preemption, re-enters) the batch with this step."""
+    """A request that enters (or re-enters, after preemption) the batch with this step. Fields are its own unless said."""
 
     request_id: str
+    #: below ``max_num_seqs``; nobody runs in it, and no step in flight names it
     slot: int
     #: int32 ``[n]``: the prompt, then any output known before a preemption
     token_ids: Int32Array
     num_prompt_tokens: int
-    #: tokens whose KV is in the cache already
+    #: tokens whose KV is in the cache already, less than there are in `token_ids`: `PrefixHit.num_tokens`
     num_computed_tokens: int
     params: SamplingParams
     seed: int
@@ -124,9 +133,11 @@ class NewBlocks:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """What one step computes: differences only, so that it stays small on the wire."""
+    """What one step computes: differences only, so that it stays small on the wire. At least one row."""
 
+    #: counts up from 0
     step: int
+    #: requests of the last rows, in their order
     new_requests: list[NewRequest]
     #: slot of each row, int32 ``[R]``, ordered decode | extend | prefill
     slots: Int32Array
@@ -136,11 +147,12 @@ class SchedulerOutput:
     num_computed_tokens: Int32Array
     #: leading rows that are decode rows
     num_decode_rows: int
-    #: rows whose last token yields a new one (the others are unfinished prompt chunks), bool ``[R]``
+    #: rows that reach the last known token and so yield a new one (the others are unfinished chunks), bool ``[R]``
     samples: BoolArray
-    #: index in the request's output of the token that the row yields (the sampler's counter), int32 ``[R]``
+    #: index in the request's output, from 0 and across preemptions, of the token that the row yields (the sampler's counter),
+    #: int32 ``[R]``; undefined where the row does not sample
     output_index: Int32Array
-    #: one entry a cache group
+    #: one entry a cache group: what `KVCacheManager.seat` and `KVCacheManager.allocate` gave for this step
     new_blocks: tuple[NewBlocks, ...]
 
     @property
@@ -199,7 +211,7 @@ class ModelOutput:
 
 @dataclass(slots=True)
 class RequestOutputDelta:
-    """What one retired step gave one request."""
+    """What one retired step gave one request, or that it ended by an abort: then no tokens, and reason ``"abort"``."""
 
     request_id: str
     new_token_ids: list[int]
@@ -220,13 +232,18 @@ class RequestOutputDelta:
 class SchedulerStats:
     """Counters for reports and the watchdog."""
 
+    #: unfinished requests without a slot, the preempted ones included
     num_waiting: int = 0
+    #: unfinished requests with a slot
     num_running: int = 0
+    #: steps that `Scheduler.schedule` gave and `Scheduler.update` has not retired
     num_in_flight_steps: int = 0
+    #: as `KVCacheManager` says them
     num_free_blocks: int = 0
     num_blocks: int = 0
+    #: since the start
     num_preemptions: int = 0
-    #: known tokens of requests that were looked up in the prefix cache, and those found there
+    #: known tokens of requests that were looked up in the prefix cache, and those found there: `KVCacheManager.prefix_stats`
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
 
@@ -248,7 +265,12 @@ class PrefixHit:
 
 
 class KVCacheManager(Protocol):
-    """The KV block accounting that a scheduler uses. Implemented by `enginebay.kv_cache`."""
+    """The KV block accounting that a scheduler uses. Implemented by `enginebay.kv_cache`.
+
+    The life of a slot: `find_prefix` and `seat` when a request enters; `allocate` in each step, for the tokens that its rows
+    reach; `commit` when that step retires; `free`, once, when the request has ended or was preempted and the last step that
+    names the slot has retired.
+    """
 
     @property
     def num_blocks(self) -> int:
@@ -305,43 +327,66 @@ class KVCacheManager(Protocol):
 
 
 class SchedulingPolicy(ABC):
-    """Pure ordering: who is admitted, who gives way, how much prefill a step takes. It moves nothing itself."""
+    """Pure ordering: who is admitted, who gives way, how much prefill a step takes. It moves nothing itself.
+
+    Every method is a function of its arguments: it changes neither them nor itself, looks at no clock and draws nothing, so
+    that equal requests give equal schedules. Of requests that are equal but for their arrival, the earlier must not come
+    second.
+    """
 
     #: whether `Request.priority` matters; if not, a request with one is refused rather than ignored
     uses_priority: bool = False
 
     @abstractmethod
     def admission_key(self, request: Request) -> tuple[float, ...]:
-        """Sort key among waiting requests, smallest first. It must not change while the request waits."""
+        """Sort key among waiting requests, smallest first: finite numbers, as many for each request; ties go by arrival.
+
+        It is asked once, when the request is added: a preempted request keeps its key.
+        """
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
-        """Pick which of `running` (never empty, in order of admission) gives its blocks back; default: the last."""
+        """Pick which of `running` (never empty, in order of admission) gives its blocks back; default: the last.
+
+        Asked when blocks are short, and then the request with the smallest key is not offered, so that somebody always ends;
+        and before `may_preempt`. Another request than those offered is a `PluginError`.
+        """
         return running[-1]
 
     def may_preempt(self, waiting: Request, victim: Request) -> bool:
-        """Whether `waiting` is so urgent that `victim` must give way to it; default: never."""
+        """Whether `waiting` is so urgent that `victim` must give way to it; default: never.
+
+        Asked when the first in the queue lacks a seat or blocks, of the chosen victim, and only if its key is the smaller.
+        """
         return False
 
     def prefill_quota(self, num_decode_rows: int, budget: int) -> int:
-        """Most prompt tokens in a step, given its decode rows and the tokens left for it; default: all of them."""
+        """Most prompt tokens in a step, given its decode rows and the tokens left for it; default: all of them.
+
+        What is above `budget` or below 0 is cut; in a step without decode rows at least one prompt token runs.
+        """
         return budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerContext:
-    """What a scheduler factory is given. A policy's factory gets it too, and may read its options."""
+    """What a scheduler's factory is given. A policy's factory gets it too, and may read its options."""
 
     kv: KVCacheManager
+    #: slots: ``0 .. max_num_seqs - 1``
     max_num_seqs: int
+    #: most tokens in a step
     max_num_batched_tokens: int
+    #: most tokens of a request, prompt and outputs together
     max_model_len: int
+    #: when false, a prompt runs in one step; only a preempted request that has outgrown the budget is cut
     chunked_prefill: bool
     #: most prompt tokens in a step that also decodes, beside the policy's own quota; None: as many as fit
     max_prefill_tokens: int | None = None
     #: steps that may be scheduled before the oldest retires
     max_concurrent_batches: int
-    #: the chosen policy, for a scheduler that takes one
+    #: the policy that the built-in scheduler runs; None in what a plugin's factory is given
     policy: SchedulingPolicy | None
+    #: the plugin's own options, an instance of its record's `options` model
     options: BaseModel
 
 
@@ -349,25 +394,54 @@ class Scheduler(ABC):
     """The whole contract, for those who replace the mechanics.
 
     Life of a step: `schedule` returns what to compute and moves its requests forward at once; up to
-    ``max_concurrent_batches`` steps may be out; `update` retires them, oldest first. Blocks are freed only when the last
-    step naming them has retired.
+    ``max_concurrent_batches`` steps may be out; `update` retires them, oldest first. A row of a request whose last token is
+    still in flight counts on that token (the worker has it on the device); a record that cannot do so says
+    ``async_scheduling=False``, and ``max_concurrent_batches`` is then 1.
+
+    Rules: blocks are freed, and tokens committed, only when the step naming them has retired. Whatever was added ends. When
+    nothing is unfinished, all blocks are free. Equal calls give equal schedules. `enginebay.conformance.SchedulerConformance`
+    holds the rules as laws. All calls come from one thread.
     """
 
     @abstractmethod
     def add(self, request: Request) -> None:
-        """Queue a request. It fits max_model_len and the pool: admission checked that."""
+        """Queue a request, whose id no unfinished one has.
+
+        Raises
+        ------
+        RequestTooLargeError
+            It could never run: prompt and outputs exceed ``max_model_len``, all of them but the last output exceed the pool
+            (``kv.fits``), or the prompt exceeds ``max_num_batched_tokens`` while ``chunked_prefill`` is false. Queued, it would
+            block those behind it.
+        RequestError
+            Something that it asks for would be ignored: a priority, if the scheduler does not look at it. The message names the
+            request.
+        """
 
     @abstractmethod
     def schedule(self) -> SchedulerOutput | None:
-        """Compose the next step; None if nothing can run before a step in flight retires."""
+        """Compose the next step; None if nothing can run before a step in flight retires, or as many are out as may be.
+
+        With no step in flight, None means that nothing is unfinished: the engine stops otherwise, rather than wait for ever.
+        """
 
     @abstractmethod
     def update(self, output: SchedulerOutput, result: ModelOutput) -> list[RequestOutputDelta]:
-        """Retire the oldest step in flight and say what each request gained."""
+        """Retire the oldest step in flight and say what each request gained; at most one delta a request.
+
+        A sampled token is appended to its request's outputs, and ends it if it is one of its stop tokens (reason ``"stop"``;
+        the token is kept), its last allowed one (``"length"``), or -1: no token could be drawn (``"error"``; nothing is
+        appended).
+        Tokens of requests that ended while the step was out are dropped; those of preempted ones count.
+        """
 
     @abstractmethod
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutputDelta]:
-        """End requests in whatever state they are; unknown or finished ids are ignored."""
+        """End requests in whatever state they are, one delta each.
+
+        Unknown or finished ids are ignored, repeated ones count once. Steps in flight that name them run to their end, and only
+        then their blocks come back.
+        """
 
     @abstractmethod
     def has_unfinished(self) -> bool:

@@ -80,7 +80,7 @@ class TokenBudgetScheduler(Scheduler):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def admission_error(self, request: Request) -> str | None:
-        """Why `request` could never run, or None. The engine asks before `add`, which refuses such a request."""
+        """Why `request` could never run, or None. `add` refuses such a request."""
         name, prompt, outputs = request.request_id, request.num_prompt_tokens, request.max_output_tokens
         limit = self.context.max_model_len
         if prompt < 1:
