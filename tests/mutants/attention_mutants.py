@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from enginebay.conformance.attention.plain import PlainAttention as Plain
 from enginebay.interfaces.attention import AttentionContext, AttentionLayer, PlanState
 from enginebay.interfaces.batch import NULL_BLOCK, PhaseBatch
 from enginebay.plugins.records import HND, NHD, AttentionRecord
-from enginebay.plugins.requirements import FP8, Reason, Requirements, Support
+from enginebay.plugins.requirements import FP8, Reason, Requirements
 from enginebay_torch_attention import RECORD as TORCH
 from enginebay_torch_attention.backend import TorchAttention
-from mutant import Mutant
+from mutant import Mutant, accepts_everything, refuses_without_a_word
 from torch import Tensor
 
 
@@ -235,23 +235,6 @@ class ReadsHostLengths(Plain):
         return min(int(batch.seq_lens_host[row]), batch.max_seq_len + 7)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceptsEverything(AttentionRecord):
-    """A record whose answer is always yes."""
-
-    def supports(self, req: Requirements) -> Support:
-        return Support(True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusesWithoutAWord(AttentionRecord):
-    """A record whose answer to what it does not support is a bare no."""
-
-    def supports(self, req: Requirements) -> Support:
-        found = super().supports(req)
-        return found if found.ok else Support(False)
-
-
 def _no_backend(context: AttentionContext) -> object:
     return functools.partial(Plain, context)
 
@@ -259,10 +242,6 @@ def _no_backend(context: AttentionContext) -> object:
 def _wants_a_window(req: Requirements) -> list[Reason]:
     windows = [spec.window for spec in req.attention]
     return [] if all(windows) else [Reason(code="window", wanted="full attention", allowed="a sliding window")]
-
-
-def _fields() -> dict[str, Any]:
-    return {field.name: getattr(RECORD, field.name) for field in fields(RECORD)}
 
 
 class Truncates(Plain):
@@ -314,13 +293,13 @@ MUTANTS = [
         "accepts_everything",
         "its record answers yes to every demand",
         "what_is_not_declared_is_refused",
-        AcceptsEverything(**_fields()),
+        accepts_everything(RECORD),
     ),
     Mutant(
         "refuses_without_a_word",
         "its record answers no without a reason",
         "what_is_not_declared_is_refused",
-        RefusesWithoutAWord(**_fields()),
+        refuses_without_a_word(RECORD),
     ),
     *(
         Mutant(name, fault, law, record_of(backend))

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -18,8 +18,8 @@ from enginebay.errors import ExecutorError
 from enginebay.interfaces.executor import ExecutorContext, KVCacheSpec
 from enginebay.interfaces.scheduler import ModelOutput, SchedulerOutput
 from enginebay.plugins.records import ExecutorRecord
-from enginebay.plugins.requirements import Reason, Requirements, Support
-from mutant import Mutant
+from enginebay.plugins.requirements import Reason, Requirements
+from mutant import Mutant, accepts_everything
 from process_executor import Call, Maker, mapped
 from process_executor import ProcessExecutor as Right
 
@@ -44,14 +44,6 @@ def _no_executor(context: ExecutorContext) -> object:
 
 def _wants_one_rank(req: Requirements) -> list[Reason]:
     return [Reason(code="world_size", wanted="several ranks", allowed="1")] if req.tensor_parallel > 1 else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptsEverything(ExecutorRecord):
-    """A record whose answer is always yes."""
-
-    def supports(self, req: Requirements) -> Support:
-        return Support(True)
 
 
 # --- the start -------------------------------------------------------------------------------------------------------
@@ -427,7 +419,7 @@ MUTANTS = [
         "accepts_everything",
         "its record answers yes to every demand",
         "what_is_not_declared_is_refused",
-        AcceptsEverything(**{field.name: getattr(RECORD, field.name) for field in fields(RECORD)}),
+        accepts_everything(RECORD),
     ),
     *(
         Mutant(name, fault, law, replace(RECORD, factory=broken))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from enginebay.interfaces.quant import (
 from enginebay.loading import load_model
 from enginebay.loading.source import RawTensor
 from enginebay.plugins.records import QuantRecord
-from enginebay.plugins.requirements import Reason, Requirements, Support
+from enginebay.plugins.requirements import Reason, Requirements
 from grid_quantizer import Codes, Grid, GridEmbedding, GridLinear, samples
-from mutant import Mutant
+from mutant import Mutant, accepts_everything, refuses_without_a_word
 from torch import Tensor, nn
 
 RECORD = QuantRecord(
@@ -57,27 +57,6 @@ def _no_quantizer(context: QuantContext) -> object:
 
 def _refuses_bfloat16(req: Requirements) -> list[Reason]:
     return [Reason(code="dtype", wanted=req.dtype, allowed="float32")] if req.dtype == "bfloat16" else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptsEverything(QuantRecord):
-    """A record whose answer is always yes."""
-
-    def supports(self, req: Requirements) -> Support:
-        return Support(True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefusesWithoutAWord(QuantRecord):
-    """A record whose answer to what it does not support is a bare no."""
-
-    def supports(self, req: Requirements) -> Support:
-        found = super().supports(req)
-        return found if found.ok else Support(False)
-
-
-def _fields() -> dict[str, Any]:
-    return {field.name: getattr(RECORD, field.name) for field in fields(RECORD)}
 
 
 def _linear_for_all(self: Grid, layer: LayerInfo) -> LinearMethod:
@@ -376,8 +355,8 @@ def _mutants() -> Iterator[tuple[str, str, str, QuantRecord]]:
         replace(RECORD, check=_refuses_bfloat16),
     )
     law = "what_is_not_declared_is_refused"
-    yield "accepts_everything", "its record answers yes to every demand", law, AcceptsEverything(**_fields())
-    yield "refuses_without_a_word", "its record answers no without a reason", law, RefusesWithoutAWord(**_fields())
+    yield "accepts_everything", "its record answers yes to every demand", law, accepts_everything(RECORD)
+    yield "refuses_without_a_word", "its record answers no without a reason", law, refuses_without_a_word(RECORD)
     law = "settings_that_are_not_honoured_are_refused"
     yield "ignores_settings", "settings that it does not know are ignored", law, made_of(check=_no_check)
     yield "any_bits", "any number of bits but 4 is taken for 8", law, made_of(check_bits=_any_bits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,8 +13,7 @@ from enginebay.interfaces.sampler import LogitsProcessor, ProcessorContext, Samp
 from enginebay.interfaces.scheduler import Int32Array, NewRequest
 from enginebay.plugins.local import import_local
 from enginebay.plugins.records import LogitsProcessorRecord
-from enginebay.plugins.requirements import Requirements, Support
-from mutant import Mutant
+from mutant import Mutant, accepts_everything
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
@@ -99,14 +98,6 @@ class KnowsOneScale(Right):
         super().__init__(context)
         if self.scale != 1.0:
             raise ValueError(f"scale {self.scale} is not supported")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptsEverything(LogitsProcessorRecord):
-    """A record whose answer is always yes."""
-
-    def supports(self, req: Requirements) -> Support:
-        return Support(True)
 
 
 class Unexampled(Words):
@@ -353,7 +344,7 @@ MUTANTS = [
         "accepts_everything",
         "its record answers yes to every demand",
         "what_is_not_declared_is_refused",
-        AcceptsEverything(**{field.name: getattr(RECORD, field.name) for field in fields(RECORD)}),
+        accepts_everything(RECORD),
     ),
     Mutant("unexampled", "a word that must be said has no example", EXAMPLES, speaking(Unexampled)),
     Mutant("wrong_example", "an example is refused by its own model", EXAMPLES, speaking(WrongExample)),

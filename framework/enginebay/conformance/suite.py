@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import pytest
 
+from enginebay.conformance.claims import NOT_INSTALLED
 from enginebay.errors import PluginError
 from enginebay.plugins.catalogue import Catalogue
 from enginebay.plugins.identity import PluginIdentity
@@ -25,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CASES = "_enginebay_cases"
 #: codes of reasons that speak of the machine and not of the model
-NOT_HERE = ("capability", "device", "distribution", "library", "missing_module")
+NOT_HERE = ("capability", "device", *NOT_INSTALLED)
 
 
 @dataclass(frozen=True)

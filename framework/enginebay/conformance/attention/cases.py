@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from enginebay.conformance.claims import Undeclared
 from enginebay.conformance.covering import covering
 from enginebay.conformance.suite import Settings, refused_here
 from enginebay.plugins.records import AttentionRecord, KVLayout, Phase
@@ -159,19 +160,6 @@ def plain_case(record: AttentionRecord, settings: Settings, work: Work, hardware
         ),
         default=None,
     )
-
-
-@dataclass(frozen=True)
-class Undeclared:
-    """Something that a record does not declare."""
-
-    #: the feature, and what is wanted of it
-    feature: str
-    value: Any
-    changes: tuple[tuple[str, Any], ...]
-
-    def __str__(self) -> str:
-        return f"{self.feature} {self.value}"
 
 
 def undeclared(record: AttentionRecord) -> list[Undeclared]:

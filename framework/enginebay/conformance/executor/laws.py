@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from enginebay.conformance.claims import require_accepted, require_refused
 from enginebay.conformance.executor.fake_worker import (
     Fault,
     Script,
@@ -64,21 +65,14 @@ class ExecutorConformance(Conformance):
 
     def test_what_is_declared_is_accepted(self, record: ExecutorRecord) -> None:
         """As many ranks as the record declares, on its devices, are refused for nothing but the machine."""
-        machine = ("missing_module", "distribution", "library")
         for device in record.devices:
             for ranks in {1, record.max_world_size or 8}:
-                reasons = record.supports(_demand(device, ranks)).reasons
-                assert [reason for reason in reasons if reason.code not in machine] == []
+                require_accepted(record, _demand(device, ranks))
 
     @cases_from("undeclared")
     def test_what_is_not_declared_is_refused(self, record: ExecutorRecord, case: Undeclared) -> None:
         """More ranks or another device than the record declares are refused, by a reason that says what would do."""
-        support = record.supports(case.requirements)
-        assert not support.ok, f"{case} is accepted, though the record does not declare it"
-        accepted = record.supports(_demand(record.devices[0], 1)).reasons
-        new = [reason for reason in support.reasons if reason not in accepted]
-        assert new, f"{case} is refused without a reason of its own"
-        assert all(reason.code and (reason.detail or (reason.wanted and reason.allowed)) for reason in new), new
+        require_refused(record, case.requirements, _demand(record.devices[0], 1), case)
 
     # --- the start
 

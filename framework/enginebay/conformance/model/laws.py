@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from enginebay.conformance.claims import require_refused
 from enginebay.conformance.model import samples
 from enginebay.conformance.model.checks import (
     TOLERANCE,
@@ -67,18 +68,11 @@ class ModelConformance(Conformance):
         own = Requirements(
             hardware=hardware(settings.device), dtype="float32", kv_dtype="float32", architecture=record.name
         )
-        before = record.supports(own).reasons
         demands = {"another architecture": replace(own, architecture=f"Not{record.name}")}
         if (most := record.max_tensor_parallel) is not None:
             demands[f"tensor parallel {most + 1}"] = replace(own, tensor_parallel=most + 1)
         for what, demand in demands.items():
-            support = record.supports(demand)
-            new = [reason for reason in support.reasons if reason not in before]
-            assert not support.ok, f"{what} is accepted"
-            assert new, f"{what} is refused without a reason of its own"
-            for reason in new:
-                assert reason.code, f"{what} is refused by a reason without a code"
-                assert reason.detail or reason.allowed, f"{reason!r} does not say what would do"
+            require_refused(record, demand, own, what)
 
     def test_the_network_is_built_without_memory(self, record: ModelRecord, lab: ModelLab) -> None:
         """On the meta device the factory gives a `CausalLM` with layers, all its tensors there, as `explain` needs it."""

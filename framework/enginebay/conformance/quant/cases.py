@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from enginebay.conformance.claims import Undeclared
 from enginebay.conformance.suite import Settings
 from enginebay.interfaces.quant_sample import QuantSample
 from enginebay.plugins.records import QuantRecord
@@ -56,18 +57,6 @@ def all_cases(record: QuantRecord, settings: Settings) -> list[Case]:
 
 
 # --- what is not declared --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Undeclared:
-    """A demand that a record does not declare."""
-
-    feature: str
-    value: Any
-    changes: tuple[tuple[str, Any], ...]
-
-    def __str__(self) -> str:
-        return f"{self.feature} {self.value}"
 
 
 def undeclared(record: QuantRecord) -> list[Undeclared]:
