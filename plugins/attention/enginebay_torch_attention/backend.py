@@ -102,16 +102,20 @@ class TorchAttention(AttentionBackend):
         """Attention of one layer; see the interface."""
         assert isinstance(state, TorchPlanState)
         require_whole_heads("torch", cache)
-        if layer.sinks is not None and lse is None:
-            lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+        result = out
+        if layer.sinks is not None:
+            if lse is None:
+                lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+            if not self._reads_cache_in_place:
+                result = torch.empty(query.shape, dtype=torch.float32, device=query.device)  # rounded once, at the end
         if self._reads_cache_in_place:
-            self._read_in_place(query, cache, batch, out, lse)
+            self._read_in_place(query, cache, batch, result, lse)
         else:
-            self._read_gathered(layer, query, cache, batch, state, out, lse)
+            self._read_gathered(layer, query, cache, batch, state, result, lse)
         if layer.sinks is not None:
             assert lse is not None
             # A term more in the denominator scales what was divided by it without.
-            out.mul_(torch.sigmoid(lse - layer.sinks).unsqueeze(-1))
+            torch.mul(result, torch.sigmoid(lse - layer.sinks).unsqueeze(-1), out=out)
             torch.logaddexp(lse, layer.sinks, out=lse)
 
     def _read_gathered(
@@ -174,7 +178,8 @@ class TorchAttention(AttentionBackend):
             + padded_tokens * (row_bytes * 2 + 64)
             + queries * row_bytes * 2
         )
-        return kept + preparing + 5 * scratch // 4  # buffers grow by a quarter
+        unrounded = tokens * row_bytes if spec.sinks else 0
+        return kept + preparing + 5 * scratch // 4 + unrounded  # buffers grow by a quarter
 
     @property
     def _max_group_keys(self) -> int:
