@@ -17,6 +17,7 @@ Shapes: ``R`` rows, ``T`` tokens, ``H`` query heads, ``K`` KV heads, ``D`` head 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class FlashAttention(AttentionBackend):
             self._settings["score_mod"] = soft_cap(spec.soft_cap)
         from flash_attn.cute.interface import _flash_attn_fwd
 
+        # the library's own argument, of no use here: each kernel that is compiled would warn of it
+        warnings.filterwarnings("ignore", "Argument aux_data .* cannot be converted to a JitArgument", UserWarning)
         self._forward = _flash_attn_fwd
 
     def workspace_bytes(self, bucket: Bucket) -> int:
