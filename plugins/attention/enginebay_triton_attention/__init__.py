@@ -52,6 +52,7 @@ RECORD = AttentionRecord(
     install="'enginebay[triton]'",
     devices=("cuda",),
     priority=10,
+    phase_priority={"decode": 25},  # benchmarks/RESULTS.md, "auto"
     check=_check,
     dtypes=_DTYPES,
     kv_dtypes=(*_DTYPES, FP8),
