@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Build the GPU kit: what the benchmarks need on a machine that has PyTorch, nvcc and a GPU but reaches no registry.
 #
-#   benchmarks/gpu/pack.sh [--out DIR] [--gguf FILE] [--no-prebuild]
+#   benchmarks/gpu/pack.sh [--out DIR] [--gguf FILE] [--no-prebuild] [--conformance]
 #
 # Packages come through pip as the user has it configured. The kit is split into DIR/part1, DIR/part2, ... of at most
 # PART_MIB each. Everything in between is kept in WORK; run again, only what is missing is fetched or compiled.
 # With nvcc on the path FlashInfer's modules are compiled ahead; without, the GPU machine compiles them when first used.
+# --conformance also compiles what the core level of its conformance suite takes.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 out=$root/.kit
 gguf=
 prebuild=yes
+modules=()
 work=${WORK:-$root/.cache/gpu-kit}
 part_mib=${PART_MIB:-60}
 # the target
@@ -30,6 +32,7 @@ while (($#)); do
     --out) out=$2; shift 2 ;;
     --gguf) gguf=$2; shift 2 ;;
     --no-prebuild) prebuild=no; shift ;;
+    --conformance) modules=(--conformance); shift ;;
     *) echo "pack.sh: unknown argument $1" >&2; exit 2 ;;
   esac
 done
@@ -97,7 +100,7 @@ if [[ $prebuild == yes ]] && command -v nvcc > /dev/null; then
   env FLASHINFER_CUDA_ARCH_LIST="$arch" FLASHINFER_WORKSPACE_BASE="$work" \
     FLASHINFER_EXTRA_CUDAFLAGS="-I$curand" FLASHINFER_EXTRA_LDFLAGS="-L$work/build/lib" \
     PATH="$work/build/bin:$PATH" PYTHONPATH="$work/flashinfer:$work/build" \
-    "$python" "$root/benchmarks/gpu/prebuild.py" --out "$work/aot" --head-dims $head_dims
+    "$python" "$root/benchmarks/gpu/prebuild.py" --out "$work/aot" --head-dims $head_dims "${modules[@]}"
 fi
 
 # --- parts ------------------------------------------------------------------------------------------------------------

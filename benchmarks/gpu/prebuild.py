@@ -13,20 +13,61 @@ import argparse
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module, gen_batch_prefill_module
 
-#: backends in order of need: fa2 serves decode (tensor cores) and every prefill below sm_90, fa3 prefill on sm_90
+#: fa2 serves decode (tensor cores), an fp8 cache, short queries and every prefill below sm_90; fa3 prefill on sm_90
 BACKENDS = ("fa2", "fa3")
+HOPPER = (9, 0)
 
 
-def build(backend: str, head_dim: int, dtype: torch.dtype, out: Path) -> Path:
-    """One module, without window and soft cap, copied to ``out/<name>/<name>.so``."""
-    make = _gen_batch_prefill_primary_module if backend == "fa2" else gen_batch_prefill_module
-    # positional: backend, q, kv, o, index dtype, head dims, no position encoding, no window, no soft cap, fp32 scores
-    spec = make(backend, dtype, dtype, dtype, torch.int32, head_dim, head_dim, 0, False, False, False)
+@dataclass(frozen=True, order=True)
+class Module:
+    """What FlashInfer compiles a module of its own for."""
+
+    backend: str
+    dtype: str
+    kv_dtype: str
+    head_dim: int
+    window: bool = False
+    soft_cap: bool = False
+
+
+def plain_modules(backends: list[str], dtypes: list[str], head_dims: list[int]) -> list[Module]:
+    """Modules without window and soft cap over a cache of the compute dtype, in the order of `head_dims`."""
+    return [Module(b, dtype, dtype, d) for d in head_dims for b in backends for dtype in dtypes]
+
+
+def conformance_modules() -> list[Module]:
+    """What the core level of the conformance suite takes on Hopper."""
+    from enginebay.conformance.attention.cases import Work, declared_cases, plain_case
+    from enginebay.conformance.suite import Settings
+    from enginebay.plugins.requirements import Hardware
+    from enginebay_flashinfer import RECORD
+
+    record = replace(RECORD, requires=(), requires_dist=())  # neither need be installed here
+    settings, hardware = Settings(device="cuda"), Hardware(device="cuda", capability=HOPPER)
+    works: tuple[Work, ...] = ("decode", "prefill", "extend")
+    plain = [case for work in works if (case := plain_case(record, settings, work, hardware))]
+    found = set()
+    for case in [*declared_cases(record, settings, hardware), *plain]:
+        fa3 = case.work != "decode" and case.kv_dtype == case.dtype
+        features = (case.dtype, case.kv_dtype, case.head_dim, case.window is not None, case.soft_cap is not None)
+        found.add(Module("fa3" if fa3 else "fa2", *features))
+    # plain cases have short chunks too
+    return sorted(found | {Module("fa2", case.dtype, case.kv_dtype, case.head_dim) for case in plain})
+
+
+def build(module: Module, out: Path) -> Path:
+    """One module, copied to ``out/<name>/<name>.so``."""
+    make = _gen_batch_prefill_primary_module if module.backend == "fa2" else gen_batch_prefill_module
+    dtype, kv_dtype, size = getattr(torch, module.dtype), getattr(torch, module.kv_dtype), module.head_dim
+    # positional: backend, q, kv, o, index dtype, head dims, no position encoding, window, soft cap, fp32 scores
+    features = (0, module.window, module.soft_cap, False)
+    spec = make(module.backend, dtype, kv_dtype, dtype, torch.int32, size, size, *features)
     target: Path = out / spec.name / f"{spec.name}.so"
     if target.exists():
         return target
@@ -43,13 +84,15 @@ def main() -> None:
     parser.add_argument("--head-dims", type=int, nargs="+", default=[128, 64])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
+    parser.add_argument(
+        "--conformance", action="store_true", help="and those of the suite's core level, an hour on 2 cores"
+    )
     args = parser.parse_args()
-    for head_dim in args.head_dims:
-        for backend in args.backends:
-            for dtype in args.dtypes:
-                started = time.perf_counter()
-                path = build(backend, head_dim, getattr(torch, dtype), args.out)
-                print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, {time.perf_counter() - started:.0f} s")
+    modules = plain_modules(args.backends, args.dtypes, args.head_dims)
+    for module in dict.fromkeys([*modules, *(conformance_modules() if args.conformance else [])]):
+        started = time.perf_counter()
+        path = build(module, args.out)
+        print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, {time.perf_counter() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,6 @@ class TestTritonInterpreted(AttentionConformance):
     def load_record(cls) -> tuple[Any, Any]:
         record, identity = super().load_record()
         assert isinstance(record, AttentionRecord)
-        assert os.environ.get("TRITON_INTERPRET") == "1"
+        assert os.environ.get("TRITON_INTERPRET") == "1" or not INTERPRETED
         narrow: dict[str, Any] = {"devices": ("cpu",), "dtypes": ("float16",), "kv_dtypes": ("float16",)}
         return replace(record, head_dims=(64, 96), min_capability=None, check=None, **narrow), identity
